@@ -1,0 +1,106 @@
+"""What the training loop asks of a task; tasks/ holds one file for each.
+
+A task owns its model, its data and its metrics. The loop owns steps, devices, checkpoints and
+logging, and never looks at a task's name.
+"""
+
+from __future__ import annotations
+
+import abc
+import dataclasses
+from collections.abc import Iterator, Mapping
+from typing import Any, ClassVar
+
+import flax.linen as nn
+import jax
+import numpy as np
+
+# A batch on the host: arrays whose first axis is the row.
+Batch = Mapping[str, np.ndarray]
+# A quantity that is summed over rows, devices, microbatches and batches before one division.
+Mean = tuple[jax.Array, jax.Array]  # (sum, weight), both scalars, float32
+
+
+@dataclasses.dataclass(frozen=True)
+class Rows:
+    """The contiguous block of each global batch that one process reads.
+
+    A global batch of B rows goes to process i of n as rows [i * B / n, (i + 1) * B / n).
+    """
+
+    process: int = 0
+    processes: int = 1
+
+    def of(self, batch_size: int) -> slice:
+        """The block of a global batch of `batch_size` rows, which `processes` divides."""
+        size = batch_size // self.processes
+        return slice(self.process * size, (self.process + 1) * size)
+
+
+class Task(abc.ABC):
+    """A way to train and evaluate a model. Built from a resolved config before JAX allocates."""
+
+    name: ClassVar[str]
+    model: nn.Module
+    # Names among `losses` that are minimised, with their coefficients.
+    loss_weights: Mapping[str, float]
+    # The metric of `metrics` that the best checkpoint is chosen by, as 'SPLIT/NAME', and
+    # whether larger is better.
+    best_metric: tuple[str, bool]
+    # Steps of the whole training run, and evaluation splits in the order of reporting.
+    train_steps: int
+    eval_splits: tuple[str, ...]
+
+    @abc.abstractmethod
+    def batch_spec(self) -> dict[str, jax.ShapeDtypeStruct]:
+        """Shapes and dtypes of one global training batch: what the step is compiled for."""
+
+    @abc.abstractmethod
+    def train_batches(self, start_step: int, rows: Rows) -> Iterator[Batch]:
+        """Training batches from step `start_step` on, this process's rows only, without end.
+
+        The batch of a step is a function of (config, seed, step) alone.
+        """
+
+    @abc.abstractmethod
+    def eval_batches(self, split: str, rows: Rows) -> Iterator[Batch]:
+        """Every example of `split` once, in order. Every batch is whole: rows that only fill up
+        carry weight 0 in key 'weight' ([B] float32), and every process yields as many batches."""
+
+    @abc.abstractmethod
+    def init_params(self, key: jax.Array) -> Any:
+        """Fresh parameters, boxed with logical axis names (flax LogicallyPartitioned)."""
+
+    @abc.abstractmethod
+    def inputs(self, batch: Mapping[str, jax.Array], *, train: bool) -> Mapping[str, jax.Array]:
+        """Inside jit, before microbatches are cut: model inputs and labels (dynamic masking)."""
+
+    @abc.abstractmethod
+    def losses(
+        self, params: Any, inputs: Mapping[str, jax.Array], *, dropout_key: jax.Array | None
+    ) -> dict[str, Mean]:
+        """Inside jit: losses and other means as (sum, weight). No key: no dropout."""
+
+    def outputs(self, params: Any, inputs: Mapping[str, jax.Array]) -> dict[str, jax.Array]:
+        """Inside jit, evaluation: arrays [B, ...] that `metrics` needs row by row (none here)."""
+        del params, inputs
+        return {}
+
+    def metrics(
+        self, split: str, means: Mapping[str, float], outputs: Mapping[str, np.ndarray]
+    ) -> dict[str, float]:
+        """On the host: the figures of one evaluation. `outputs` are whole, in input order."""
+        del split, outputs
+        return dict(means)
+
+    def artifacts(self) -> dict[str, Any]:
+        """JSON values that a workdir keeps in config.json beside the config (labels, ...)."""
+        return {}
+
+    def save_assets(self, workdir: str) -> None:
+        """Write the vocabulary, tokenizer settings and whatever prediction needs (one process)."""
+
+    def finish(self, workdir: str, params: Any, results: Mapping[str, Mapping[str, float]]) -> str:
+        """After the last evaluation, one process: write predictions; return the summary text."""
+        del workdir, params, results
+        return ""
