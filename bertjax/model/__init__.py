@@ -1,0 +1,1 @@
+"""Pure functions of arrays: the encoder and its heads."""

@@ -1,0 +1,1 @@
+"""Steps, loop, optimizer, checkpoints."""
