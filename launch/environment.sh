@@ -51,7 +51,7 @@ install() {
     fi
     rm -f "$venv/.stamp"
     echo "Installing bertjax and what it needs into $venv: minutes the first time, at once later." >&2
-    (cd "$root" && "$venv/bin/python" -m pip install --quiet --disable-pip-version-check \
+    (cd "$root" && "$venv/bin/python" -m pip install -qq --disable-pip-version-check \
         --editable ".[test,plan${EXTRAS:+,$EXTRAS}]") >&2 ||
         fail "The installation into $venv failed; pip's message is above. The next start tries again."
     wanted_stamp "$venv" >"$venv/.stamp.new"
