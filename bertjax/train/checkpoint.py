@@ -1,0 +1,466 @@
+"""Checkpoints of a run: saved while training goes on, verified before they are believed.
+
+The only file that knows Orbax. A checkpoint is a folder `checkpoints/STEP` that Orbax writes
+under a temporary name and commits at once when it is whole. Orbax does not notice flipped bits, so
+`manifest.json`, with size and SHA-256 of every file, is written into the folder before the commit
+and checked before anything is restored.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import logging
+import os
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import jax
+import numpy as np
+import orbax.checkpoint as ocp
+from etils import epath
+from jax.experimental import multihost_utils
+
+from bertjax.errors import UserError
+
+FOLDER = "checkpoints"
+MANIFEST = "manifest.json"
+# Orbax rewrites this file during the commit; it holds times and versions, nothing we read.
+_UNCHECKED = "_CHECKPOINT_METADATA"
+_BLOCK = 1 << 22
+
+# Orbax logs tracebacks of errors that it raises in the caller afterwards.
+logging.getLogger("absl").addFilter(
+    lambda record: not (record.exc_info and record.filename == "async_checkpointer.py")
+)
+
+
+class Damaged(UserError):
+    """A checkpoint whose files are not those that were saved."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Manifest:
+    """What a checkpoint says of itself."""
+
+    step: int
+    metrics: dict[str, float]  # 'SPLIT/NAME' of the evaluation at this step, if there was one
+    arrays: dict[str, tuple[str, tuple[int, ...]]]  # name -> dtype, shape
+    files: dict[str, tuple[int, str]]  # path in the folder -> bytes, SHA-256
+
+    def write(self, folder: epath.Path) -> None:
+        """Write manifest.json, atomically where it replaces another one."""
+        body = dataclasses.asdict(self)
+        text = json.dumps({"digest": _digest_of(body), **body})
+        if "://" in str(folder):  # an object store replaces objects atomically
+            (folder / MANIFEST).write_text(text)
+            return
+        temporary = os.fspath(folder / (MANIFEST + ".tmp"))
+        with open(temporary, "w", encoding="utf-8") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, os.fspath(folder / MANIFEST))
+
+    @classmethod
+    def read(cls, folder: epath.Path) -> Manifest:
+        """Read and verify manifest.json itself; raises `Damaged`."""
+        try:
+            body = json.loads((folder / MANIFEST).read_text())
+            digest = body.pop("digest")
+            if digest != _digest_of(body):
+                raise ValueError("its digest differs")
+            return cls(
+                step=body["step"],
+                metrics=body["metrics"],
+                arrays={k: (d, tuple(s)) for k, (d, s) in body["arrays"].items()},
+                files={k: (size, sha) for k, (size, sha) in body["files"].items()},
+            )
+        except (FileNotFoundError, ValueError, KeyError, AttributeError, TypeError) as error:
+            raise Damaged(
+                f"checkpoint {folder} is damaged: {MANIFEST} is missing or unreadable ({error})"
+            ) from error
+
+
+def _digest_of(body: Mapping[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(body, sort_keys=True).encode()).hexdigest()
+
+
+def _file_digest(path: epath.Path) -> tuple[int, str]:
+    digest, size = hashlib.sha256(), 0
+    with path.open("rb") as file:
+        while block := file.read(_BLOCK):
+            digest.update(block)
+            size += len(block)
+    return size, digest.hexdigest()
+
+
+def _files(folder: epath.Path) -> Iterator[str]:
+    """Relative paths of all files below a checkpoint folder that a manifest vouches for."""
+    for entry in sorted(folder.iterdir()):
+        if entry.is_dir():
+            yield from (f"{entry.name}/{below}" for below in _files(entry))
+        elif entry.name not in (MANIFEST, _UNCHECKED):
+            yield entry.name
+
+
+def verify(folder: epath.Path) -> Manifest:
+    """Compare every file of a checkpoint with its manifest; raises `Damaged` naming the file."""
+    manifest = Manifest.read(folder)
+    for name, expected in manifest.files.items():
+        try:
+            found = _file_digest(folder / name)
+        except FileNotFoundError:
+            raise Damaged(f"checkpoint {folder} is damaged: {name} is missing") from None
+        if found != expected:
+            how = "has another size" if found[0] != expected[0] else "has other contents"
+            raise Damaged(f"checkpoint {folder} is damaged: {name} {how} than when it was saved")
+    return manifest
+
+
+class _Handler(ocp.PyTreeCheckpointHandler):
+    """Orbax's handler of trees, which adds the manifest when all files are there."""
+
+    unfinished: Manifest | None = None
+
+    def finalize(self, directory: epath.Path) -> None:
+        super().finalize(directory)
+        if self.unfinished is not None:
+            files = {name: _file_digest(directory / name) for name in _files(directory)}
+            dataclasses.replace(self.unfinished, files=files).write(directory)
+
+
+@ocp.args.register_with_handler(_Handler, for_save=True)
+@dataclasses.dataclass
+class _Save(ocp.args.PyTreeSave):
+    pass
+
+
+@ocp.args.register_with_handler(_Handler, for_restore=True)
+@dataclasses.dataclass
+class _Restore(ocp.args.PyTreeRestore):
+    pass
+
+
+def _part(key: Any) -> str:
+    for attribute in ("key", "name", "idx"):
+        if hasattr(key, attribute):
+            return str(getattr(key, attribute))
+    return str(key)
+
+
+def _named(tree: Any) -> dict[str, Any]:
+    """Leaves of any pytree by name: 'params/bert/...', 'opt_state/0/mu/...', 'step'."""
+    leaves, _ = jax.tree_util.tree_flatten_with_path(tree)
+    return {"/".join(_part(key) for key in path): leaf for path, leaf in leaves}
+
+
+def _nested(named: Mapping[str, Any]) -> dict[str, Any]:
+    """Plain nested dicts from names: what is stored, whatever classes the state is made of."""
+    tree: dict[str, Any] = {}
+    for name, leaf in named.items():
+        *parents, last = name.split("/")
+        node = tree
+        for parent in parents:
+            node = node.setdefault(parent, {})
+        node[last] = leaf
+    return tree
+
+
+def _check_names(folder: epath.Path, manifest: Manifest, wanted: Mapping[str, Any]) -> None:
+    """Refuse a checkpoint that lacks a wanted array or has it in another shape, with the names."""
+
+    def some(names: list[str]) -> str:
+        more = f" and {len(names) - 5} more" if len(names) > 5 else ""
+        return ", ".join(names[:5]) + more
+
+    missing = sorted(set(wanted) - set(manifest.arrays))
+    if missing:
+        raise UserError(f"checkpoint {folder} has no {some(missing)}, which this model needs")
+    shapes = [
+        f"{name} is {list(manifest.arrays[name][1])} there and {list(leaf.shape)} here"
+        for name, leaf in sorted(wanted.items())
+        if manifest.arrays[name][1] != tuple(leaf.shape)
+    ]
+    if shapes:
+        raise UserError(f"checkpoint {folder} does not fit: {some(shapes)}")
+
+
+def _restore(folder: epath.Path, manifest: Manifest, wanted: Mapping[str, Any]) -> dict[str, Any]:
+    """The arrays named in `wanted` (ShapeDtypeStructs), placed by their shardings, else on host."""
+    _check_names(folder, manifest, wanted)
+
+    def args(leaf: jax.ShapeDtypeStruct) -> ocp.RestoreArgs:
+        if getattr(leaf, "sharding", None) is None:
+            return ocp.RestoreArgs(restore_type=np.ndarray, dtype=leaf.dtype)
+        return ocp.ArrayRestoreArgs(
+            sharding=leaf.sharding, global_shape=leaf.shape, dtype=leaf.dtype
+        )
+
+    abstract = _nested(wanted)
+    with ocp.Checkpointer(_Handler()) as checkpointer:
+        tree = checkpointer.restore(
+            folder,
+            args=_Restore(
+                item=abstract, restore_args=jax.tree.map(args, abstract), partial_restore=True
+            ),
+        )
+    return _named(tree)
+
+
+def _root(path: str | os.PathLike[str]) -> epath.Path:
+    text = os.fspath(path)
+    return epath.Path(text if "://" in text else os.path.abspath(text))
+
+
+def committed_steps(root: epath.Path) -> list[int]:
+    """Steps of the committed checkpoints in a `checkpoints` folder, rising."""
+    if not root.is_dir():
+        return []
+    return sorted(
+        int(path.name)
+        for path in root.iterdir()
+        if path.name.isdigit() and ocp.path.step.is_path_finalized(path)
+    )
+
+
+def _best(metrics: Mapping[int, Mapping[str, float]], best: tuple[str, bool]) -> int | None:
+    """The step with the best figure; the later one of equals."""
+    name, larger = best
+    scored = [(m[name] if larger else -m[name], step) for step, m in metrics.items() if name in m]
+    return max((s for s in scored if s[0] == s[0]), default=(0.0, None))[1]
+
+
+class Checkpoints:
+    """The checkpoints of one workdir. Every process of a run makes one and calls it alike.
+
+    Kept are the newest `keep`, every one whose step is a multiple of `keep_every` (0: none) and
+    the best by `best` ('SPLIT/NAME', larger is better), so never less than the newest good one.
+    """
+
+    def __init__(
+        self,
+        workdir: str | os.PathLike[str],
+        *,
+        keep: int = 3,
+        keep_every: int = 0,
+        best: tuple[str, bool] | None = None,
+    ) -> None:
+        if keep < 1:
+            raise UserError(f"checkpoint.keep is {keep}: at least 1 must be kept")
+        self.root = _root(workdir) / FOLDER
+        self.keep, self.keep_every, self.best = keep, keep_every, best
+        self._handler = _Handler()
+        self._checkpointer = ocp.AsyncCheckpointer(self._handler)
+        self._metrics: dict[int, dict[str, float]] = {}
+
+    def restore(
+        self, abstract_state: Any, say: Callable[[str], None]
+    ) -> tuple[Any, Manifest] | None:
+        """The newest good checkpoint, laid out as `abstract_state`'s shardings say, or None.
+
+        Works for any number of devices and processes. Unfinished folders are removed, damaged ones
+        set aside as STEP.damaged, both told to `say`. Raises `UserError` when there are
+        checkpoints and none is good, or when the good one does not fit the state.
+        """
+        step = self._choose(say) if jax.process_index() == 0 else 0
+        if jax.process_count() > 1:
+            step = int(multihost_utils.broadcast_one_to_all(np.int32(step)))
+        if step < 0:
+            return None
+        folder = self.root / str(step)
+        manifest = Manifest.read(folder)
+        named = _restore(folder, manifest, _named(abstract_state))
+        paths, treedef = jax.tree_util.tree_flatten_with_path(abstract_state)
+        leaves = [named["/".join(_part(key) for key in path)] for path, _ in paths]
+        return jax.tree.unflatten(treedef, leaves), manifest
+
+    def _choose(self, say: Callable[[str], None]) -> int:
+        """Tidy the folder; the step of the newest good checkpoint, -1 where there is none."""
+        steps = committed_steps(self.root)
+        for path in self.root.iterdir() if self.root.is_dir() else ():
+            unfinished = path.name.split(".")[0].isdigit() and not path.name.endswith(".damaged")
+            if unfinished and not (path.name.isdigit() and int(path.name) in steps):
+                say(f"removing {path}: its saving was interrupted")
+                path.rmtree()
+        damaged: list[Damaged] = []
+        while steps:
+            try:
+                verify(self.root / str(steps[-1]))
+                break
+            except Damaged as error:
+                damaged.append(error)
+                steps.pop()
+        if damaged and not steps:
+            raise UserError(
+                f"no good checkpoint is left in {self.root} ({damaged[0]}); to begin anew, take "
+                "another workdir"
+            )
+        for error in damaged:
+            say(f"{error}; going on from the checkpoint before it, step {steps[-1]}")
+        for path in list(self.root.iterdir()) if damaged else ():
+            if path.name.isdigit() and int(path.name) > steps[-1]:
+                aside = self.root / f"{path.name}.damaged"
+                if aside.exists():
+                    aside.rmtree()
+                path.rename(aside)
+        for step in steps:
+            self._metrics[step] = _metrics_or_none(self.root / str(step))
+        return steps[-1] if steps else -1
+
+    def save(self, step: int, state: Any, metrics: Mapping[str, float], *, wait: bool) -> None:
+        """Begin to save; training may go on (and donate the state) as soon as this returns.
+
+        Waits for the save before it. `wait` returns when the checkpoint is committed. Raises
+        `UserError` with the path when this save or the one before it has failed.
+        """
+        self.wait()
+        self._prune()
+        named = _named(state)
+        self._handler.unfinished = Manifest(
+            step=step,
+            metrics=dict(metrics),
+            arrays={k: (str(v.dtype), tuple(v.shape)) for k, v in named.items()},
+            files={},
+        )
+        with self._blame():
+            self._checkpointer.save(self.root / str(step), args=_Save(item=_nested(named)))
+        self._metrics[step] = dict(metrics)
+        if wait:
+            self.wait()
+
+    def add_metrics(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Add the figures of an evaluation to the checkpoint that was saved at its step before."""
+        self.wait()
+        self._metrics[step] = dict(metrics)
+        if jax.process_index() == 0:
+            folder = self.root / str(step)
+            with self._blame():
+                dataclasses.replace(Manifest.read(folder), metrics=dict(metrics)).write(folder)
+
+    def improves(self, metrics: Mapping[str, float]) -> bool:
+        """Whether an evaluation beats every kept checkpoint."""
+        if self.best is None:
+            return False
+        return _best({**self._metrics, -1: {}, _NEW: dict(metrics)}, self.best) == _NEW
+
+    def best_step(self) -> int | None:
+        """The kept checkpoint with the best figure."""
+        return _best(self._metrics, self.best) if self.best else None
+
+    def check(self) -> None:
+        """Raise `UserError` if the save in the background has failed."""
+        with self._blame():
+            self._checkpointer.check_for_errors()
+
+    def wait(self) -> None:
+        """Wait until the save in the background is committed."""
+        with self._blame():
+            self._checkpointer.wait_until_finished()
+
+    def close(self) -> None:
+        """Wait, then remove what need not be kept."""
+        self.wait()
+        self._prune()
+        with self._blame():
+            self._checkpointer.close()
+
+    def _blame(self) -> _Blame:
+        return _Blame(self.root)
+
+    def _prune(self) -> None:
+        steps = sorted(self._metrics)
+        kept = set(steps[-self.keep :]) | {self.best_step()}
+        if self.keep_every:
+            kept |= {step for step in steps if step % self.keep_every == 0}
+        for step in set(steps) - kept:
+            if jax.process_index() == 0:
+                with self._blame():
+                    (self.root / str(step)).rmtree()
+            del self._metrics[step]
+
+
+_NEW = 1 << 62  # a step later than any
+
+
+def _metrics_or_none(folder: epath.Path) -> dict[str, float]:
+    try:
+        return Manifest.read(folder).metrics
+    except Damaged:
+        return {}
+
+
+class _Blame:
+    """Turns whatever goes wrong while saving into one sentence that names the folder."""
+
+    def __init__(self, root: epath.Path) -> None:
+        self.root = root
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
+        if isinstance(error, Exception) and not isinstance(error, UserError):
+            reason = " ".join(str(error).split())[:300] or type(error).__name__
+            raise UserError(
+                f"saving a checkpoint in {self.root} failed: {reason}; the checkpoints before it "
+                "are untouched, free space or rights and run the same command again"
+            ) from error
+
+
+def find(path: str | os.PathLike[str], step: int | None, best: tuple[str, bool] | None) -> str:
+    """The folder of one checkpoint, from a workdir, its `checkpoints` or one step's folder.
+
+    `step` chooses; without it the best by `best` among the good ones, else the newest.
+    """
+    root = _root(path)
+    if (root / MANIFEST).exists():
+        if step is not None and str(step) != root.name:
+            raise UserError(f"{root} is the checkpoint of one step, not of step {step}")
+        return str(root)
+    if (root / FOLDER).is_dir():
+        root = root / FOLDER
+    steps = committed_steps(root)
+    if not steps:
+        raise UserError(f"{path} holds no checkpoint (a workdir or one step's folder is needed)")
+    if step is None:
+        metrics = {s: _metrics_or_none(root / str(s)) for s in steps} if best else {}
+        step = (_best(metrics, best) if best else None) or steps[-1]
+    if step not in steps:
+        raise UserError(f"{root} has no step {step}; it has {', '.join(map(str, steps))}")
+    return str(root / str(step))
+
+
+def load_params(
+    path: str | os.PathLike[str],
+    *,
+    step: int | None = None,
+    best: tuple[str, bool] | None = None,
+    abstract: Any = None,
+) -> tuple[Any, Manifest]:
+    """Parameters alone, without the optimizer's state, and the manifest of their checkpoint.
+
+    Args:
+      path: a workdir, its `checkpoints` or one step's folder.
+      step: which step; None takes the best by `best` ('SPLIT/NAME', larger is better), else the
+        newest.
+      abstract: the parameters wanted, as ShapeDtypeStructs with shardings or without (then numpy
+        arrays); None loads all of them as nested dicts of numpy arrays.
+
+    Raises:
+      Damaged: a file differs from what was saved.
+      UserError: no checkpoint there, or names missing or shapes different, with the names.
+    """
+    folder = epath.Path(find(path, step, best))
+    manifest = verify(folder)
+    if abstract is None:
+        wanted = {
+            name: jax.ShapeDtypeStruct(shape, jax.numpy.dtype(dtype))
+            for name, (dtype, shape) in manifest.arrays.items()
+            if name.startswith("params/")
+        }
+        return _nested(_restore(folder, manifest, wanted))["params"], manifest
+    named = _restore(folder, manifest, _named({"params": abstract}))
+    leaves = [named[name] for name in _named({"params": abstract})]
+    return jax.tree.unflatten(jax.tree.structure(abstract), leaves), manifest
