@@ -36,10 +36,13 @@ def _accelerator() -> bool:
 def choose_platform() -> None:
     """Set JAX_PLATFORMS=cpu where there is no accelerator and nothing else was asked for.
 
-    An installed libtpu or CUDA plugin prints errors otherwise. Call before jax is imported.
+    An installed libtpu or CUDA plugin prints errors otherwise. Call before JAX finds its devices.
     """
-    if "JAX_PLATFORMS" not in os.environ and not _accelerator():
-        os.environ["JAX_PLATFORMS"] = "cpu"
+    if "JAX_PLATFORMS" in os.environ or _accelerator():
+        return
+    os.environ["JAX_PLATFORMS"] = "cpu"
+    if "jax" in sys.modules:  # it has read its environment already
+        sys.modules["jax"].config.update("jax_platforms", "cpu")
 
 
 def run(main: Callable[[Sequence[str]], int | None], argv: Sequence[str] | None = None) -> NoReturn:

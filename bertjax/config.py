@@ -1,0 +1,455 @@
+"""The config: every field with its default and meaning, the table of sizes, parsing, validation.
+
+A config file in configs/ starts from `default_config()`, sets how it differs and returns
+`with_argument(config, argument)`. `load` reads a command line; `resolve` fills in what follows
+from other fields and refuses what cannot run. Everything downstream sees resolved configs only.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import itertools
+import os
+import pathlib
+import runpy
+import sys
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from absl import flags
+from ml_collections import config_dict, config_flags
+
+from bertjax.errors import UserError
+from bertjax.model.bert import BertConfig
+
+
+@dataclasses.dataclass(frozen=True)
+class Field:
+    """One config key. `default` fixes the type; `choices` lists the allowed values."""
+
+    key: str
+    default: Any
+    line: str
+    choices: tuple[str, ...] = ()
+
+
+FIELDS: tuple[Field, ...] = (
+    Field("task", "pretrain", "what to train", ("pretrain", "classify", "tag", "answer")),
+    Field("seed", 0, "seed of initialisation, data order, masks and dropout"),
+    Field("init_from", "", "start from: a workdir, an Orbax step, a Hugging Face folder or hub name, "
+          "a Google TF1 checkpoint"),
+    Field("new_head", False, "with init_from: replace a head whose size differs by a fresh one"),
+    Field("smoke", False, "set by ':smoke': missing data is replaced by the embedded text"),
+    # --- model
+    Field("model.num_layers", 12, "L, transformer layers"),
+    Field("model.hidden_size", 768, "H, width of the model"),
+    Field("model.num_heads", 12, "A, attention heads; divides H"),
+    Field("model.intermediate_size", 0, "F, width inside the feed-forward layers; 0 = 4H"),
+    Field("model.vocab_size", 0, "V, real tokens of the vocabulary; 0 = the vocabulary's own"),
+    Field("model.max_position_embeddings", 512, "rows of the position table: the longest input"),
+    Field("model.type_vocab_size", 2, "segments"),
+    Field("model.hidden_act", "gelu", "activation: gelu (exact, erf), gelu_tanh, relu, silu, tanh",
+          ("gelu", "gelu_tanh", "relu", "silu", "tanh")),
+    Field("model.hidden_dropout", 0.1, "dropout after embeddings and sublayers"),
+    Field("model.attention_dropout", 0.1, "dropout of the attention weights"),
+    Field("model.layer_norm_eps", 1e-12, "epsilon of every LayerNorm"),
+    Field("model.initializer_range", 0.02, "standard deviation of the truncated normal"),
+    Field("model.dtype", "float32", "dtype of the computation; parameters stay float32",
+          ("float32", "bfloat16", "float16")),
+    Field("model.attention", "auto", "einsum, fused (needs attention_dropout 0), or auto",
+          ("auto", "einsum", "fused")),
+    Field("model.remat", "none", "what the backward pass recomputes", ("none", "dots", "full")),
+    # --- data
+    Field("data.source", "", "pretraining corpus: a prepared folder, or any source that "
+          "bertjax.prepare reads (python_docs, files, tfds:..., hub:...)"),
+    Field("data.vocab", "", "a vocabulary (file or folder), or train:SIZE; '' = the corpus's own"),
+    Field("data.lower_case", True, "lower-case and strip accents; a vocabulary that says how it was "
+          "made is believed first"),
+    Field("data.language", "en", "language of the sentence splitter"),
+    Field("data.held_out", 0.05, "share of documents held out when a raw source is prepared"),
+    Field("data.seq_length", 128, "S, tokens a row"),
+    Field("data.batch_size", 256, "rows a training step over all devices (global)"),
+    Field("data.eval_batch_size", 0, "rows an evaluation step; 0 = data.batch_size"),
+    Field("data.eval_examples", 0, "held-out examples to evaluate; 0 = all"),
+    Field("data.mask_rate", 0.15, "share of tokens to predict in training; evaluation uses 0.15"),
+    Field("data.max_predictions", 0, "most predictions a row; 0 = no limit beyond the rate"),
+    Field("data.replace_mask", 0.8, "share of the chosen tokens shown as [MASK]"),
+    Field("data.replace_random", 0.1, "share shown as a random token; the rest stays itself"),
+    Field("data.whole_word", False, "mask whole words only"),
+    Field("data.nsp", True, "sentence pairs with next-sentence prediction; else full sentences"),
+    Field("data.short_rate", 0.1, "share of pairs shorter than the row"),
+    Field("data.packing", False, "several sequences a row, attention kept apart"),
+    Field("data.workers", 0, "processes that assemble batches; 0 = a thread"),
+    # --- mesh
+    Field("mesh.data", -1, "devices along the axis that splits the batch; -1 = what is left"),
+    Field("mesh.fsdp", 1, "devices along the axis that splits batch, parameters and moments"),
+    Field("mesh.tensor", 1, "devices along the axis that splits heads, feed-forward, vocabulary"),
+    # --- optimizer
+    Field("optimizer.name", "adam_google", "adam_google (no bias correction, as published), adamw "
+          "(corrected), lamb", ("adam_google", "adamw", "lamb")),
+    Field("optimizer.learning_rate", 1e-4, "peak learning rate"),
+    Field("optimizer.warmup_steps", 0, "steps of linear warm-up"),
+    Field("optimizer.warmup_ratio", 0.0, "warm-up as a share of all steps, instead of steps"),
+    Field("optimizer.schedule", "google", "decay to 0: over all steps (google) or over those "
+          "after the warm-up (linear); or none (constant)", ("google", "linear", "constant")),
+    Field("optimizer.weight_decay", 0.01, "decoupled decay; never on biases and LayerNorms"),
+    Field("optimizer.beta1", 0.9, "decay of the first moment"),
+    Field("optimizer.beta2", 0.999, "decay of the second moment"),
+    Field("optimizer.epsilon", 1e-6, "added to the root of the second moment"),
+    Field("optimizer.grad_clip", 1.0, "largest global gradient norm; 0 = no clipping"),
+    Field("optimizer.layer_decay", 1.0, "learning-rate factor from each layer to the one below"),
+    # --- losses
+    Field("loss.mlm", 1.0, "weight of the masked-language-model loss"),
+    Field("loss.nsp", 1.0, "weight of the next-sentence loss"),
+    # --- train
+    Field("train.steps", 0, "training steps; 0 = by train.epochs"),
+    Field("train.epochs", 0.0, "passes over the training data, where train.steps is 0"),
+    Field("train.accumulate", 1, "microbatches a step; the result equals one large batch"),
+    Field("train.log_every", 100, "steps between lines of metrics"),
+    Field("train.eval_every", 0, "steps between evaluations; 0 = at the end only"),
+    Field("train.on_nonfinite", "skip", "a step whose loss or gradient is not finite is skipped and "
+          "counted, or the run stops", ("skip", "stop")),
+    Field("train.frozen_layers", 0, "fine-tuning: the embeddings and this many layers stay as they "
+          "are"),
+    Field("train.seeds", 1, "fine-tuning: runs with seeds seed, seed + 1, ...; median and spread"),
+    Field("train.deterministic", False, "GPUs: reproducible kernels, at some cost"),
+    Field("train.profile", "", "steps to profile, as FIRST:LAST; the trace goes to the workdir"),
+    Field("train.compile_cache", "", "folder of the persistent compilation cache; '' = "
+          "~/.cache/bertjax, none = no cache"),
+    # --- checkpoint
+    Field("checkpoint.every", 1000, "steps between checkpoints; 0 = at the end only"),
+    Field("checkpoint.every_seconds", 0.0, "seconds between checkpoints, too; 0 = by steps alone"),
+    Field("checkpoint.keep", 3, "newest checkpoints to keep (the best is kept apart)"),
+    Field("checkpoint.keep_every", 0, "keep every checkpoint at multiples of this many steps"),
+)  # fmt: skip
+BY_KEY: Mapping[str, Field] = {field.key: field for field in FIELDS}
+
+# L, H, A of the published sizes (Devlin et al. 2019; Turc et al. 2019 for the small ones).
+SIZES: Mapping[str, Mapping[str, int]] = {
+    name: {"num_layers": layers, "hidden_size": hidden, "num_heads": heads}
+    for name, layers, hidden, heads in (
+        ("tiny", 2, 128, 2),
+        ("mini", 4, 256, 4),
+        ("small", 4, 512, 8),
+        ("medium", 8, 512, 8),
+        ("base", 12, 768, 12),
+        ("large", 24, 1024, 16),
+    )
+}
+# Fields of the model that a checkpoint decides; the others may differ from it.
+SIZE_KEYS = (
+    "num_layers", "hidden_size", "num_heads", "intermediate_size", "vocab_size",
+    "max_position_embeddings", "type_vocab_size", "hidden_act", "layer_norm_eps",
+)  # fmt: skip
+# What ':smoke' sets: any config in about a minute on a laptop's CPU.
+SMOKE: Mapping[str, Any] = {
+    "smoke": True,
+    "model.num_layers": 2, "model.hidden_size": 64, "model.num_heads": 2,
+    "model.intermediate_size": 128, "model.vocab_size": 0, "model.max_position_embeddings": 64,
+    "data.seq_length": 64, "data.batch_size": 16, "data.eval_batch_size": 16,
+    "data.eval_examples": 64, "data.max_predictions": 0,
+    "mesh.data": -1, "mesh.fsdp": 1, "mesh.tensor": 1,
+    "train.steps": 20, "train.accumulate": 1, "train.log_every": 5, "train.eval_every": 10,
+    "train.seeds": 1, "optimizer.warmup_steps": 2, "checkpoint.every": 10,
+}  # fmt: skip
+MODES = ("train", "evaluate", "summary")
+
+
+def default_config() -> config_dict.ConfigDict:
+    """A config with every field at its default."""
+    config = config_dict.ConfigDict()
+    for field in FIELDS:
+        _set(config, field.key, field.default)
+    return config
+
+
+def _set(config: config_dict.ConfigDict, key: str, value: Any) -> None:
+    *groups, name = key.split(".")
+    for group in groups:
+        if group not in config:
+            config[group] = config_dict.ConfigDict()
+        config = config[group]
+    config[name] = value
+
+
+def get(config: config_dict.ConfigDict, key: str) -> Any:
+    """The value at a dotted key."""
+    for name in key.split("."):
+        config = config[name]
+    return config
+
+
+def update(config: config_dict.ConfigDict, values: Mapping[str, Any]) -> config_dict.ConfigDict:
+    """Set known dotted keys in place; UserError for an unknown one. Returns the config."""
+    for key, value in values.items():
+        check_key(key)
+        _set(config, key, value)
+    return config
+
+
+def check_key(key: str) -> None:
+    """UserError, with the nearest known key, unless `key` is a field."""
+    if key in BY_KEY:
+        return
+
+    def likeness(known: str) -> float:
+        names = (known, known.rsplit(".", 1)[-1])
+        wanted = (key, key.rsplit(".", 1)[-1])
+        return max(difflib.SequenceMatcher(None, a, b).ratio() for a in names for b in wanted)
+
+    nearest = max(BY_KEY, key=likeness)
+    raise UserError(f"unknown config key '{key}'; did you mean '{nearest}'? (--help lists all)")
+
+
+def with_argument(
+    config: config_dict.ConfigDict,
+    argument: str,
+    presets: Mapping[str, Mapping[str, Any]] | None = None,
+) -> config_dict.ConfigDict:
+    """Apply what follows ':' in `--config=FILE:ARGUMENT` and return the config.
+
+    `argument` is a comma-separated list of 'smoke', 'preset=NAME' and key=value for the model's
+    sizes. A preset maps dotted config keys to values; without `presets` the published sizes are
+    offered. 'smoke' is applied last.
+    """
+    if presets is None:
+        presets = {n: {f"model.{k}": v for k, v in size.items()} for n, size in SIZES.items()}
+    smoke = False
+    for item in filter(None, (part.strip() for part in (argument or "").split(","))):
+        key, equals, value = item.partition("=")
+        if item == "smoke":
+            smoke = True
+        elif key == "preset" and equals:
+            if value not in presets:
+                raise UserError(f"preset '{value}' is not one of {', '.join(presets)}")
+            update(config, presets[value])
+        elif key in SIZE_KEYS and equals:
+            _set(config, f"model.{key}", _number(key, value))
+        else:
+            raise UserError(
+                f"'{item}' after the config file is not understood: it takes smoke, preset=NAME "
+                f"and {', '.join(SIZE_KEYS)} as key=value"
+            )
+    if smoke:
+        update(config, SMOKE)
+    return config
+
+
+def _number(key: str, text: str) -> Any:
+    default = BY_KEY[f"model.{key}"].default
+    try:
+        return type(default)(text)
+    except ValueError:
+        raise UserError(f"{key}={text} is not of type {type(default).__name__}") from None
+
+
+@dataclasses.dataclass(frozen=True)
+class CommandLine:
+    """What a command line says: the config, the keys it sets itself, and the other flags."""
+
+    config: config_dict.ConfigDict
+    explicit: frozenset[str]
+    name: str  # of the config file
+    flags: Mapping[str, Any]
+
+
+def load(arguments: Sequence[str], extra: Sequence[Field] = ()) -> CommandLine:
+    """Parse `--config=FILE[:ARGUMENT] [--config.key=value ...]` and `extra` flags.
+
+    Raises:
+        UserError: anything unknown, malformed or left over.
+    """
+    path, config = _config_file(arguments)
+    values = flags.FlagValues()
+    config_flags.DEFINE_config_dict("config", config, flag_values=values)
+    for field in extra:
+        define = {str: flags.DEFINE_string, int: flags.DEFINE_integer, float: flags.DEFINE_float,
+                  bool: flags.DEFINE_boolean}[type(field.default)]  # fmt: skip
+        define(field.key, field.default, field.line, flag_values=values)
+    arguments = _without_config_file(arguments)
+    for argument in arguments:
+        _check_override(argument)
+    try:
+        rest = values(["bertjax", *arguments])[1:]
+    except flags.UnrecognizedFlagError as error:
+        near = difflib.get_close_matches(error.flagname, [*values, "help"], n=1)
+        hint = f"; did you mean '--{near[0]}'?" if near else " (see --help)"
+        raise UserError(f"unknown flag '--{error.flagname}'{hint}") from None
+    except (flags.Error, AttributeError, KeyError, TypeError, ValueError) as error:
+        raise UserError(" ".join(str(error).split())) from error
+    if rest:
+        raise UserError(
+            f"stray argument '{rest[0]}': write flags as --config.key=value "
+            "(a boolean as --config.key=False or --noconfig.key)"
+        )
+    for field in extra:
+        if field.choices and values[field.key].value not in field.choices:
+            raise UserError(
+                f"--{field.key}={values[field.key].value} is not one of {', '.join(field.choices)}"
+            )
+    overrides = config_flags.get_override_values(values["config"])
+    listed = {
+        f"model.{item.partition('=')[0].strip()}"
+        for item in path.partition(":")[2].split(",")
+        if item.partition("=")[0].strip() in SIZE_KEYS
+    }
+    return CommandLine(
+        values["config"].value,
+        frozenset(overrides) | listed,
+        pathlib.Path(path.partition(":")[0]).stem,
+        {field.key: values[field.key].value for field in extra},
+    )
+
+
+def _config_file(arguments: Sequence[str]) -> tuple[str, config_dict.ConfigDict]:
+    """The last --config=FILE[:ARGUMENT] and the config that its file returns."""
+    paths = [a.partition("=")[2] for a in arguments if a.startswith("--config=")]
+    paths += [b for a, b in itertools.pairwise(arguments) if a == "--config"]
+    if not paths:
+        raise UserError("no config: give one with --config=configs/NAME.py")
+    file, _, argument = paths[-1].partition(":")
+    if not pathlib.Path(file).is_file():
+        raise UserError(f"--config={paths[-1]}: no file {file} (seen from {os.getcwd()})")
+    get_config = runpy.run_path(file).get("get_config")
+    if get_config is None:
+        raise UserError(f"--config={paths[-1]}: {file} defines no get_config(argument)")
+    return paths[-1], get_config(argument)
+
+
+def _without_config_file(arguments: Sequence[str]) -> list[str]:
+    kept = []
+    for before, argument in zip([None, *arguments], arguments, strict=False):
+        if not (argument == "--config" or before == "--config" or argument.startswith("--config=")):
+            kept.append(argument)
+    return kept
+
+
+def _check_override(argument: str) -> None:
+    """UserError for `--config.KEY=VALUE` whose key is unknown or whose value has another type."""
+    if not argument.startswith(("--config.", "--noconfig.")):
+        return
+    key, equals, text = argument.split("config.", 1)[1].partition("=")
+    check_key(key)
+    kind = type(BY_KEY[key].default)
+    if not equals or kind is str:
+        return
+    try:
+        if kind is bool and text.lower() not in ("true", "false", "0", "1", "t", "f"):
+            raise ValueError
+        kind(text)
+    except ValueError:
+        raise UserError(f"config.{key}={text} is not of type {kind.__name__}") from None
+
+
+def help_text(usage: str, extra: Sequence[Field] = ()) -> str:
+    """`usage`, the flags and every config key with type, default and a line."""
+
+    def row(field: Field, prefix: str) -> str:
+        kind = "|".join(field.choices) or type(field.default).__name__
+        default = repr(field.default) if field.default == "" else field.default
+        return f"  {prefix}{field.key}  ({kind}, default {default})\n      {field.line}"
+
+    return "\n".join(
+        [usage.strip(), "", "flags:", *(row(f, "--") for f in extra), "", "config keys:",
+         *(row(f, "--config.") for f in FIELDS)]
+    )  # fmt: skip
+
+
+def bert_config(config: config_dict.ConfigDict) -> BertConfig:
+    """The model's part of a resolved config. UserError for sizes that make no model."""
+    fields = {f.name for f in dataclasses.fields(BertConfig)} - {"frozen_layers"}
+    values = {name: config.model[name] for name in fields}
+    try:
+        return BertConfig(**values, frozen_layers=config.train.frozen_layers)
+    except ValueError as error:
+        raise UserError(f"config.model: {error}") from None
+
+
+def resolve(config: config_dict.ConfigDict) -> config_dict.ConfigDict:
+    """A checked copy, with every derived field filled in (vocab_size 0 waits for the vocabulary).
+
+    Raises:
+        UserError: a value out of range, or values that contradict one another.
+    """
+    config = config_dict.ConfigDict(config.to_dict())
+    for field in FIELDS:
+        value = get(config, field.key)
+        if field.choices and value not in field.choices:
+            raise UserError(f"config.{field.key}={value} is not one of {', '.join(field.choices)}")
+    if config.model.intermediate_size == 0:
+        config.model.intermediate_size = 4 * config.model.hidden_size
+    if config.data.eval_batch_size == 0:
+        config.data.eval_batch_size = config.data.batch_size
+    _check_model(config)
+    _check_ranges(config)
+    return config
+
+
+def _check_model(config: config_dict.ConfigDict) -> None:
+    model, data = config.model, config.data
+    sized = config_dict.ConfigDict(config.to_dict())
+    sized.model.vocab_size = model.vocab_size or 128  # checked again with the vocabulary
+    bert_config(sized)
+    if data.seq_length > model.max_position_embeddings:
+        raise UserError(
+            f"config.data.seq_length={data.seq_length} is beyond the position table, "
+            f"config.model.max_position_embeddings={model.max_position_embeddings}"
+        )
+    if model.attention == "fused" and model.attention_dropout > 0:
+        raise UserError(
+            f"config.model.attention=fused has no attention dropout, but "
+            f"config.model.attention_dropout={model.attention_dropout}: set it to 0 or choose "
+            "auto or einsum"
+        )
+    if config.mesh.tensor > 0 and model.num_heads % config.mesh.tensor:
+        raise UserError(
+            f"config.model.num_heads={model.num_heads} is not divisible by "
+            f"config.mesh.tensor={config.mesh.tensor}: heads are split over that axis"
+        )
+
+
+def _check_ranges(config: config_dict.ConfigDict) -> None:
+    def require(ok: bool, key: str, what: str) -> None:
+        if not ok:
+            raise UserError(f"config.{key}={get(config, key)} {what}")
+
+    for key in ("data.batch_size", "data.eval_batch_size", "train.accumulate", "train.log_every",
+                "checkpoint.keep", "train.seeds"):  # fmt: skip
+        require(get(config, key) >= 1, key, "must be at least 1")
+    for key in ("train.steps", "train.epochs", "train.eval_every", "data.eval_examples",
+                "data.max_predictions", "data.workers", "optimizer.warmup_steps",
+                "optimizer.weight_decay", "optimizer.grad_clip", "optimizer.learning_rate",
+                "checkpoint.every", "checkpoint.every_seconds", "checkpoint.keep_every",
+                "loss.mlm", "loss.nsp"):  # fmt: skip
+        require(get(config, key) >= 0, key, "must not be negative")
+    for key in ("data.mask_rate", "data.replace_mask", "data.replace_random", "data.short_rate",
+                "optimizer.warmup_ratio", "optimizer.beta1", "optimizer.beta2"):  # fmt: skip
+        require(0 <= get(config, key) <= 1, key, "must lie in [0, 1]")
+    require(config.data.mask_rate > 0, "data.mask_rate", "must be above 0")
+    require(0 < config.data.held_out < 1, "data.held_out", "must lie between 0 and 1")
+    require(0 < config.optimizer.layer_decay <= 1, "optimizer.layer_decay", "must lie in (0, 1]")
+    require(config.optimizer.epsilon > 0, "optimizer.epsilon", "must be above 0")
+    require(config.data.seq_length >= 8, "data.seq_length", "must be at least 8")
+    require(-(2**31) <= config.seed < 2**31, "seed", "must fit in 32 bits")
+    shares = config.data.replace_mask + config.data.replace_random
+    if shares > 1 + 1e-9:
+        raise UserError(
+            f"config.data.replace_mask={config.data.replace_mask} and "
+            f"config.data.replace_random={config.data.replace_random} exceed 1 together"
+        )
+    if config.optimizer.warmup_steps and config.optimizer.warmup_ratio:
+        raise UserError(
+            f"config.optimizer.warmup_steps={config.optimizer.warmup_steps} and "
+            f"config.optimizer.warmup_ratio={config.optimizer.warmup_ratio}: give only one"
+        )
+    if config.data.batch_size % config.train.accumulate:
+        raise UserError(
+            f"config.data.batch_size={config.data.batch_size} is not divisible by "
+            f"config.train.accumulate={config.train.accumulate}"
+        )
+
+
+def stderr(text: str) -> None:
+    """A line for the person at the terminal, apart from results on standard output."""
+    print(text, file=sys.stderr, flush=True)
