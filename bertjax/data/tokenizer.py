@@ -1,0 +1,431 @@
+"""WordPiece tokens, through the `tokenizers` library: load, train, encode, save.
+
+Two families of the published tokenizer are in use and give different ids for some texts:
+
+* 'huggingface' (default): words of more than 100 characters are unknown, special tokens typed
+  in a text are understood, private-use characters are dropped, a final capital sigma lowers to
+  the medial form.
+* 'google' (Devlin et al., 2019, `tokenization.py`): 200 characters, typed special tokens are
+  ordinary text, private-use characters stay, capital sigma lowers as Python's str.lower does;
+  character classes are those of the running Python.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import json
+import re
+import sys
+import unicodedata
+import warnings
+from collections.abc import Iterable, Sequence
+from typing import Any, Self
+
+import numpy as np
+import tokenizers
+from etils import epath
+from tokenizers import decoders, models, normalizers, pre_tokenizers
+
+from bertjax.errors import UserError
+
+PAD, UNK, CLS, SEP, MASK = SPECIAL_TOKENS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
+PREFIX = "##"
+FAMILIES = {"huggingface": 100, "google": 200}  # name: characters in the longest known word
+VOCAB_FILE, CONFIG_FILE, JSON_FILE = "vocab.txt", "tokenizer_config.json", "tokenizer.json"
+
+# Blocks of CJK ideographs: each character is a word of its own.
+CJK = (
+    "\u4e00-\u9fff\u3400-\u4dbf\U00020000-\U0002a6df\U0002a700-\U0002b73f"
+    "\U0002b740-\U0002b81f\U0002b820-\U0002ceaf\uf900-\ufaff\U0002f800-\U0002fa1f"
+)
+# The part of them that BertNormalizer's table of blocks leaves out (it starts at 2B920).
+_CJK_FORGOTTEN = "\U0002b820-\U0002b91f"
+_RARE = re.compile(f"[\ud800-\udfff{_CJK_FORGOTTEN}]")
+_SURROGATES = re.compile("[\ud800-\udfff]")
+
+
+def read_vocab(path: epath.PathLike) -> list[str]:
+    """Tokens of a vocabulary file in id order: the id is the line number.
+
+    Lines end at LF alone (or at CRLF, if the first line does), so that tokens such as U+2028 or
+    U+0085 do not shift later ids; blank lines keep their id.
+
+    Raises:
+        UserError: the file is missing, empty or not UTF-8.
+    """
+    path = epath.Path(path)
+    try:
+        text = path.read_bytes().decode("utf-8")
+    except (FileNotFoundError, IsADirectoryError):
+        raise UserError(f"no vocabulary file {path}: give the path of a vocab.txt") from None
+    except UnicodeDecodeError as error:
+        raise UserError(
+            f"vocabulary {path} is not UTF-8 at byte {error.start}: convert it to UTF-8"
+        ) from None
+    text = text.removeprefix("\ufeff")
+    lines = text.split("\n")
+    if lines[-1] == "":
+        lines.pop()
+    if not lines:
+        raise UserError(f"vocabulary {path} is empty: it needs one token a line")
+    if lines[0].endswith("\r"):
+        lines = [line.removesuffix("\r") for line in lines]
+    return lines
+
+
+class Tokenizer:
+    """A WordPiece vocabulary and the settings that turn text into its ids.
+
+    Attributes:
+        vocab: the tokens in id order; blank lines of the file are '' and are never produced.
+        settings: do_lower_case, strip_accents (None follows do_lower_case),
+            tokenize_chinese_chars, family, max_chars_per_word, split_special_tokens.
+    """
+
+    def __init__(
+        self,
+        vocab: Sequence[str],
+        *,
+        do_lower_case: bool | None = None,
+        strip_accents: bool | None = None,
+        tokenize_chinese_chars: bool = True,
+        family: str = "huggingface",
+        max_chars_per_word: int | None = None,
+        split_special_tokens: bool | None = None,
+    ) -> None:
+        """
+        Args:
+            vocab: tokens in id order, [UNK] among them.
+            do_lower_case: None lets the vocabulary decide: it is cased if it holds capitals.
+            strip_accents: remove combining marks; None follows do_lower_case.
+            tokenize_chinese_chars: make each CJK ideograph a word.
+            family: 'huggingface' or 'google', see the module's text.
+            max_chars_per_word: longer words are [UNK]; None takes the family's (100, 200).
+            split_special_tokens: '[MASK]' typed in a text is ordinary text; None takes the
+                family's (False, True).
+
+        Raises:
+            UserError: no [UNK], an unknown family, or a limit below 1.
+        """
+        if family not in FAMILIES:
+            raise UserError(f"unknown tokenizer family {family!r}: choose from {list(FAMILIES)}")
+        if max_chars_per_word is None:
+            max_chars_per_word = FAMILIES[family]
+        if max_chars_per_word < 1:
+            raise UserError(f"max_chars_per_word must be at least 1, not {max_chars_per_word}")
+        self.vocab = list(vocab)
+        self._ids = {token: i for i, token in enumerate(self.vocab) if token}
+        if UNK not in self._ids:
+            raise UserError(f"the vocabulary of {len(self.vocab)} tokens has no {UNK}: add it")
+        repeated = len(self.vocab) - self.vocab.count("") - len(self._ids)
+        if repeated:
+            warnings.warn(
+                f"{repeated} tokens occur twice in the vocabulary; the last id of each is used",
+                stacklevel=2,
+            )
+        if do_lower_case is None:
+            do_lower_case = not is_cased(self.vocab)
+        if split_special_tokens is None:
+            split_special_tokens = family == "google"
+        self.settings: dict[str, Any] = {
+            "do_lower_case": bool(do_lower_case),
+            "strip_accents": strip_accents,
+            "tokenize_chinese_chars": bool(tokenize_chinese_chars),
+            "family": family,
+            "max_chars_per_word": int(max_chars_per_word),
+            "split_special_tokens": bool(split_special_tokens),
+        }
+        self._engines: dict[tuple[bool, bool], tokenizers.Tokenizer] = {}
+
+    @classmethod
+    def load(cls, path: epath.PathLike, **overrides: Any) -> Self:
+        """A tokenizer from a folder (vocab.txt or tokenizer.json) or from a vocabulary file.
+
+        The settings come from the folder's tokenizer_config.json, else from its tokenizer.json;
+        where neither speaks of casing, the vocabulary decides.
+
+        Raises:
+            UserError: nothing usable at `path`, or an override that contradicts the folder.
+        """
+        path = epath.Path(path)
+        folder = path if path.is_dir() else path.parent
+        vocab_path = folder / VOCAB_FILE if path.is_dir() else path
+        settings: dict[str, Any] = {}
+        vocab = None
+        if (folder / JSON_FILE).exists() and (path.is_dir() or path.name == JSON_FILE):
+            vocab, settings = _read_tokenizer_json(folder / JSON_FILE)
+        if path.name != JSON_FILE and (vocab is None or vocab_path.exists()):
+            if path.is_dir() and not vocab_path.exists():
+                raise UserError(f"no {VOCAB_FILE} and no {JSON_FILE} in {path}")
+            vocab = read_vocab(vocab_path)
+        if (folder / CONFIG_FILE).exists():
+            settings |= _read_config(folder / CONFIG_FILE)
+        for name, value in overrides.items():
+            if value is not None and settings.get(name) not in (None, value):
+                raise UserError(
+                    f"{name}={value} contradicts {name}={settings[name]} of the tokenizer "
+                    f"settings in {folder}: leave it out, or change the file"
+                )
+        settings |= {name: value for name, value in overrides.items() if value is not None}
+        return cls(vocab, **settings)
+
+    @classmethod
+    def train(
+        cls,
+        texts: Iterable[str],
+        vocab_size: int,
+        *,
+        do_lower_case: bool = True,
+        min_frequency: int = 2,
+        **settings: Any,
+    ) -> Self:
+        """Learn a WordPiece vocabulary; see `data/vocabulary.py`. Deterministic."""
+        from bertjax.data import vocabulary
+
+        return vocabulary.train(
+            texts, vocab_size, do_lower_case=do_lower_case, min_frequency=min_frequency, **settings
+        )
+
+    def save(self, folder: epath.PathLike) -> None:
+        """Write vocab.txt and tokenizer_config.json (a form that Hugging Face reads too)."""
+        folder = epath.Path(folder)
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / VOCAB_FILE).write_bytes("".join(f"{t}\n" for t in self.vocab).encode("utf-8"))
+        names = {f"{token[1:-1].lower()}_token": token for token in SPECIAL_TOKENS}
+        config = {"tokenizer_class": "BertTokenizer", **names, **self.settings}
+        (folder / CONFIG_FILE).write_text(json.dumps(config, indent=2) + "\n")
+
+    @property
+    def vocab_size(self) -> int:
+        return len(self.vocab)
+
+    @functools.cached_property
+    def fingerprint(self) -> str:
+        """A digest (hex, SHA-256) of the vocabulary and of every setting that changes ids."""
+        content = json.dumps([self.vocab, sorted(self.settings.items())])
+        return hashlib.sha256(content.encode()).hexdigest()
+
+    def token_id(self, token: str) -> int:
+        """The id of a token that has to be in the vocabulary."""
+        try:
+            return self._ids[token]
+        except KeyError:
+            raise UserError(
+                f"the vocabulary of {self.vocab_size} tokens has no {token}: add it"
+            ) from None
+
+    pad_id = property(lambda self: self.token_id(PAD))
+    unk_id = property(lambda self: self.token_id(UNK))
+    cls_id = property(lambda self: self.token_id(CLS))
+    sep_id = property(lambda self: self.token_id(SEP))
+    mask_id = property(lambda self: self.token_id(MASK))
+
+    @property
+    def special_ids(self) -> list[int]:
+        """Ids of the special tokens that the vocabulary has, ascending."""
+        return sorted(self._ids[token] for token in SPECIAL_TOKENS if token in self._ids)
+
+    @functools.cached_property
+    def continuation(self) -> np.ndarray:
+        """np.bool_ [vocab_size]: the piece continues a word ('##ing')."""
+        return np.array([t.startswith(PREFIX) and len(t) > len(PREFIX) for t in self.vocab], bool)
+
+    def encode(self, text: str, special_tokens: bool | None = None) -> tokenizers.Encoding:
+        """Ids, tokens and character offsets of one text; adds no [CLS] or [SEP].
+
+        Args:
+            special_tokens: whether '[MASK]' typed in the text is the special token. None takes
+                the setting; pass False for text from people you do not trust.
+        """
+        texts, engine = self._prepare([text], special_tokens)
+        return engine.encode(texts[0], add_special_tokens=False)
+
+    def encode_batch(
+        self, texts: Sequence[str], special_tokens: bool | None = None
+    ) -> list[list[int]]:
+        """Ids of many texts, without offsets: about twice as fast as `encode`."""
+        texts, engine = self._prepare(texts, special_tokens)
+        encodings = engine.encode_batch_fast(texts, add_special_tokens=False)
+        return [encoding.ids for encoding in encodings]
+
+    def tokens(self, ids: Iterable[int]) -> list[str]:
+        return [self.vocab[i] for i in ids]
+
+    def decode(self, ids: Iterable[int], skip_special_tokens: bool = False) -> str:
+        """Text of ids: pieces joined to words, no blank before a full stop, and so on."""
+        skipped = set(SPECIAL_TOKENS) if skip_special_tokens else set()
+        tokens = [token for token in self.tokens(ids) if token not in skipped]
+        return decoders.WordPiece(prefix=PREFIX).decode(tokens)
+
+    def words(self, text: str) -> list[str]:
+        """Normalised words of a text, before they are cut into pieces."""
+        (text,), engine = self._prepare([text], special_tokens=False)
+        pieces = engine.pre_tokenizer.pre_tokenize_str(engine.normalizer.normalize_str(text))
+        return [word for word, _ in pieces]
+
+    def _prepare(
+        self, texts: Sequence[str], special_tokens: bool | None
+    ) -> tuple[Sequence[str], tokenizers.Tokenizer]:
+        """Texts that the library accepts, one character for one, and the engine for them."""
+        rare = any(not text.isascii() and _RARE.search(text) for text in texts)
+        if rare:  # a lone surrogate cannot be passed on; U+FFFD is dropped like it
+            texts = [_SURROGATES.sub("\ufffd", text) for text in texts]
+        google = self.settings["family"] == "google"
+        if google and self.settings["do_lower_case"]:
+            texts = [_lower_sigma(text) if "Σ" in text else text for text in texts]
+        if special_tokens is None:
+            special_tokens = not self.settings["split_special_tokens"]
+        key = (bool(special_tokens), rare)
+        if key not in self._engines:
+            self._engines[key] = self._engine(special_tokens, rare)
+        return texts, self._engines[key]
+
+    def _engine(self, special_tokens: bool, rare: bool) -> tokenizers.Tokenizer:
+        settings = self.settings
+        engine = tokenizers.Tokenizer(
+            models.WordPiece(
+                dict(self._ids),
+                unk_token=UNK,
+                max_input_chars_per_word=settings["max_chars_per_word"],
+                continuing_subword_prefix=PREFIX,
+            )
+        )
+        engine.add_special_tokens([token for token in SPECIAL_TOKENS if token in self._ids])
+        engine.encode_special_tokens = not special_tokens
+        if settings["family"] == "google":
+            engine.normalizer, engine.pre_tokenizer = _google(settings)
+            return engine
+        engine.normalizer = normalizers.BertNormalizer(
+            clean_text=True,
+            handle_chinese_chars=settings["tokenize_chinese_chars"],
+            strip_accents=settings["strip_accents"],
+            lowercase=settings["do_lower_case"],
+        )
+        engine.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+        if rare and settings["tokenize_chinese_chars"]:
+            engine.pre_tokenizer = pre_tokenizers.Sequence(
+                [_split(_CJK_FORGOTTEN), pre_tokenizers.BertPreTokenizer()]
+            )
+        return engine
+
+
+def is_cased(vocab: Iterable[str]) -> bool:
+    """Whether a vocabulary is for text with capitals: it holds a piece that lowering changes.
+
+    Tokens in brackets ([MASK], [unused1], <S>) say nothing.
+    """
+    return any(t.lower() != t and t[0] not in "[<" and t != "İ" for t in vocab if t)
+
+
+def _read_json(path: epath.Path) -> dict[str, Any]:
+    try:
+        content = json.loads(path.read_text())
+    except ValueError as error:
+        raise UserError(f"{path} is not JSON ({error}): restore the file") from None
+    if not isinstance(content, dict):
+        raise UserError(f"{path} holds no JSON object: restore the file")
+    return content
+
+
+_SETTINGS = (
+    "do_lower_case",
+    "strip_accents",
+    "tokenize_chinese_chars",
+    "family",
+    "max_chars_per_word",
+    "split_special_tokens",
+)
+
+
+def _read_config(path: epath.Path) -> dict[str, Any]:
+    config = _read_json(path)
+    if config.get("do_basic_tokenize", True) is False:
+        raise UserError(f"do_basic_tokenize=false in {path} is not supported: split words first")
+    return {name: config[name] for name in _SETTINGS if config.get(name) is not None}
+
+
+def _read_tokenizer_json(path: epath.Path) -> tuple[list[str], dict[str, Any]]:
+    """The vocabulary and the settings of a file that the `tokenizers` library wrote."""
+    content = _read_json(path)
+    model = content.get("model") or {}
+    # Files of early versions do not name the model's type.
+    if model.get("type", "WordPiece") != "WordPiece" or "unk_token" not in model:
+        raise UserError(f"{path} is a {model.get('type')} tokenizer: BERT needs WordPiece")
+    normalizer = content.get("normalizer") or {}
+    if normalizer.get("type") != "BertNormalizer":
+        raise UserError(
+            f"{path} normalises text by {normalizer.get('type')}, not BertNormalizer: "
+            f"give the model's {VOCAB_FILE} and {CONFIG_FILE}"
+        )
+    if model.get("continuing_subword_prefix", PREFIX) != PREFIX:
+        raise UserError(f"{path} continues words by another prefix than {PREFIX}")
+    ids = dict(model["vocab"]) | {t["content"]: t["id"] for t in content.get("added_tokens") or ()}
+    vocab = [""] * (max(ids.values()) + 1)
+    for token, i in ids.items():
+        vocab[i] = token
+    settings = {
+        "do_lower_case": normalizer.get("lowercase"),
+        "strip_accents": normalizer.get("strip_accents"),
+        "tokenize_chinese_chars": normalizer.get("handle_chinese_chars"),
+        "max_chars_per_word": model.get("max_input_chars_per_word"),
+    }
+    return vocab, {name: value for name, value in settings.items() if value is not None}
+
+
+def _split(characters: str, behavior: str = "isolated") -> pre_tokenizers.PreTokenizer:
+    return pre_tokenizers.Split(tokenizers.Regex(f"[{characters}]"), behavior)
+
+
+@functools.cache
+def _character_class(*categories: str) -> str:
+    """The inside of a regex class: every character whose Unicode category starts like these."""
+    ranges: list[list[int]] = []
+    for code in range(sys.maxunicode + 1):
+        if unicodedata.category(chr(code)).startswith(categories) and not 0xD800 <= code < 0xE000:
+            if ranges and ranges[-1][1] == code - 1:
+                ranges[-1][1] = code
+            else:
+                ranges.append([code, code])
+    return "".join(rf"\x{{{first:x}}}-\x{{{last:x}}}" for first, last in ranges)
+
+
+def _google(
+    settings: dict[str, Any],
+) -> tuple[normalizers.Normalizer, pre_tokenizers.PreTokenizer]:
+    """Google's BasicTokenizer: clean-up, lower case, accents; white space, CJK, punctuation."""
+
+    def remove(characters: str) -> normalizers.Normalizer:
+        return normalizers.Replace(tokenizers.Regex(f"[{characters}]"), "")
+
+    space = r"\t\n\r" + _character_class("Zs", "Zl", "Zp")
+    control = r"(?:(?![\t\n\r])[\x{fffd}" + _character_class("Cc", "Cf") + "])"
+    steps = [normalizers.Replace(tokenizers.Regex(control), "")]
+    if settings["do_lower_case"]:
+        steps.append(normalizers.Lowercase())
+    strip = settings["strip_accents"]
+    if settings["do_lower_case"] if strip is None else strip:
+        steps += [normalizers.NFD(), remove(_character_class("Mn"))]
+    punctuation = r"!-/:-@\[-`{-~" + _character_class("P")
+    alone = punctuation + (CJK if settings["tokenize_chinese_chars"] else "")
+    return (
+        normalizers.Sequence(steps),
+        pre_tokenizers.Sequence([_split(space, "removed"), _split(alone)]),
+    )
+
+
+def _lower_sigma(text: str) -> str:
+    """Replace each capital sigma by the form, medial or final, that str.lower gives it."""
+    kept = [
+        i
+        for i, c in enumerate(text)
+        if c in "\t\n\r" or (c != "\ufffd" and unicodedata.category(c) not in ("Cc", "Cf"))
+    ]
+    characters = list(text)
+    lowered = "".join(text[i] for i in kept).lower()
+    place = 0
+    for i in kept:
+        if text[i] == "Σ":
+            characters[i] = lowered[place]
+        place += len(text[i].lower())
+    return "".join(characters)
