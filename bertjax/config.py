@@ -18,7 +18,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from absl import flags
-from ml_collections import config_dict, config_flags
+from ml_collections import config_dict
 
 from bertjax.errors import UserError
 from bertjax.model.bert import BertConfig
@@ -37,8 +37,8 @@ class Field:
 FIELDS: tuple[Field, ...] = (
     Field("task", "pretrain", "what to train", ("pretrain", "classify", "tag", "answer")),
     Field("seed", 0, "seed of initialisation, data order, masks and dropout"),
-    Field("init_from", "", "start from: a workdir, an Orbax step, a Hugging Face folder or hub name, "
-          "a Google TF1 checkpoint"),
+    Field("init_from", "", "start from: a workdir, an Orbax step, a Hugging Face folder or hub "
+          "name, a Google TF1 checkpoint"),
     Field("new_head", False, "with init_from: replace a head whose size differs by a fresh one"),
     Field("smoke", False, "set by ':smoke': missing data is replaced by the embedded text"),
     # --- model
@@ -64,8 +64,8 @@ FIELDS: tuple[Field, ...] = (
     Field("data.source", "", "pretraining corpus: a prepared folder, or any source that "
           "bertjax.prepare reads (python_docs, files, tfds:..., hub:...)"),
     Field("data.vocab", "", "a vocabulary (file or folder), or train:SIZE; '' = the corpus's own"),
-    Field("data.lower_case", True, "lower-case and strip accents; a vocabulary that says how it was "
-          "made is believed first"),
+    Field("data.lower_case", True, "lower-case and strip accents; a vocabulary that says how "
+          "it was made is believed first"),
     Field("data.language", "en", "language of the sentence splitter"),
     Field("data.held_out", 0.05, "share of documents held out when a raw source is prepared"),
     Field("data.seq_length", 128, "S, tokens a row"),
@@ -108,8 +108,8 @@ FIELDS: tuple[Field, ...] = (
     Field("train.accumulate", 1, "microbatches a step; the result equals one large batch"),
     Field("train.log_every", 100, "steps between lines of metrics"),
     Field("train.eval_every", 0, "steps between evaluations; 0 = at the end only"),
-    Field("train.on_nonfinite", "skip", "a step whose loss or gradient is not finite is skipped and "
-          "counted, or the run stops", ("skip", "stop")),
+    Field("train.on_nonfinite", "skip", "a step whose loss or gradient is not finite is skipped "
+          "and counted, or the run stops", ("skip", "stop")),
     Field("train.frozen_layers", 0, "fine-tuning: the embeddings and this many layers stay as they "
           "are"),
     Field("train.seeds", 1, "fine-tuning: runs with seeds seed, seed + 1, ...; median and spread"),
@@ -194,7 +194,9 @@ def check_key(key: str) -> None:
         return
 
     def likeness(known: str) -> float:
-        names = (known, known.rsplit(".", 1)[-1])
+        leaf = known.rsplit(".", 1)[-1]
+        initials = "".join(word[0] for word in leaf.split("_"))  # lr for learning_rate
+        names = (known, leaf, initials) if len(initials) > 1 else (known, leaf)
         wanted = (key, key.rsplit(".", 1)[-1])
         return max(difflib.SequenceMatcher(None, a, b).ratio() for a in names for b in wanted)
 
@@ -262,8 +264,8 @@ def load(arguments: Sequence[str], extra: Sequence[Field] = ()) -> CommandLine:
     """
     path, config = _config_file(arguments)
     values = flags.FlagValues()
-    config_flags.DEFINE_config_dict("config", config, flag_values=values)
-    for field in extra:
+    fields = [*extra, *(dataclasses.replace(f, key=f"config.{f.key}") for f in FIELDS)]
+    for field in fields:
         define = {str: flags.DEFINE_string, int: flags.DEFINE_integer, float: flags.DEFINE_float,
                   bool: flags.DEFINE_boolean}[type(field.default)]  # fmt: skip
         define(field.key, field.default, field.line, flag_values=values)
@@ -276,7 +278,7 @@ def load(arguments: Sequence[str], extra: Sequence[Field] = ()) -> CommandLine:
         near = difflib.get_close_matches(error.flagname, [*values, "help"], n=1)
         hint = f"; did you mean '--{near[0]}'?" if near else " (see --help)"
         raise UserError(f"unknown flag '--{error.flagname}'{hint}") from None
-    except (flags.Error, AttributeError, KeyError, TypeError, ValueError) as error:
+    except flags.Error as error:
         raise UserError(" ".join(str(error).split())) from error
     if rest:
         raise UserError(
@@ -288,14 +290,16 @@ def load(arguments: Sequence[str], extra: Sequence[Field] = ()) -> CommandLine:
             raise UserError(
                 f"--{field.key}={values[field.key].value} is not one of {', '.join(field.choices)}"
             )
-    overrides = config_flags.get_override_values(values["config"])
+    overrides = {
+        f.key: values[f"config.{f.key}"].value for f in FIELDS if values[f"config.{f.key}"].present
+    }
     listed = {
         f"model.{item.partition('=')[0].strip()}"
         for item in path.partition(":")[2].split(",")
         if item.partition("=")[0].strip() in SIZE_KEYS
     }
     return CommandLine(
-        values["config"].value,
+        update(config, overrides),
         frozenset(overrides) | listed,
         pathlib.Path(path.partition(":")[0]).stem,
         {field.key: values[field.key].value for field in extra},
