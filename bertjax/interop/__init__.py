@@ -1,1 +1,51 @@
-"""Published checkpoints in and out."""
+"""Published checkpoints in and out: `read_checkpoint`, `initial_params`, `write_huggingface`."""
+
+from __future__ import annotations
+
+import pathlib
+
+from bertjax.errors import UserError
+from bertjax.interop import google, huggingface, workdir
+from bertjax.interop.huggingface import write as write_huggingface
+from bertjax.interop.published import Coverage, Published, initial_params
+from bertjax.interop.vocabulary import extend_vocabulary
+
+__all__ = [
+    "Coverage",
+    "Published",
+    "extend_vocabulary",
+    "initial_params",
+    "read_checkpoint",
+    "write_huggingface",
+]
+
+
+def read_checkpoint(path: str, step: int | None = None) -> Published:
+    """A checkpoint of any kind: what it is is seen from its files.
+
+    Args:
+        path: a bertjax workdir, its checkpoints or one step's folder; a Hugging Face folder or hub
+            name; a Google TF1 prefix, .index file or folder.
+        step: which step of a workdir; None takes the best by the task's metric if one is kept,
+            else the last.
+
+    Raises:
+        UserError: nothing readable is there, or the files are damaged or contradict each other.
+    """
+    path = str(path)
+    local = pathlib.Path(path).expanduser()
+    if workdir.is_workdir(path):
+        return workdir.read(path, step)
+    if step is not None:
+        raise UserError(f"{path} is no bertjax workdir, so step={step} means nothing there.")
+    if local.is_file() and local.suffix in (".bin", ".pt", ".pth", ".ckpt", ".pkl"):
+        huggingface.refuse_pickle(local)
+    if local.is_file() and local.suffix in (".safetensors", ".json"):
+        return huggingface.read(str(local.parent))
+    if local.is_dir() and any(
+        (local / name).exists() for name in (huggingface.WEIGHTS, huggingface.INDEX)
+    ):
+        return huggingface.read(path)
+    if google.find_prefix(local) is not None:
+        return google.read(path)
+    return huggingface.read(path)

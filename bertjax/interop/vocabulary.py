@@ -1,0 +1,146 @@
+"""The vocabulary of a published checkpoint: loaded with it, written with it, extended."""
+
+from __future__ import annotations
+
+import dataclasses
+import pathlib
+from typing import TYPE_CHECKING
+
+import numpy as np
+import tokenizers
+from tokenizers import decoders, models, normalizers, pre_tokenizers, processors
+
+from bertjax.data.tokenizer import JSON_FILE, SPECIAL_TOKENS, VOCAB_FILE, Tokenizer
+from bertjax.errors import UserError
+from bertjax.interop.names import get, padded
+
+if TYPE_CHECKING:
+    from bertjax.interop.published import Published
+
+# A tensor's axis of vocabulary rows is its first.
+_VOCAB_TENSORS = ("bert/embeddings/word_embeddings/embedding", "mlm/bias")
+
+
+def load_tokenizer(
+    folder: pathlib.Path, vocab_size: int
+) -> tuple[Tokenizer | None, tuple[str, ...]]:
+    """The tokenizer in a checkpoint's folder, or None, and remarks about it.
+
+    Raises:
+        UserError: its number of tokens is not that of the embedding.
+    """
+    if not any((folder / name).exists() for name in (VOCAB_FILE, JSON_FILE)):
+        return None, (f"{folder} has no {VOCAB_FILE} or {JSON_FILE}: it works on ids alone",)
+    tokenizer = Tokenizer.load(folder)
+    if tokenizer.vocab_size != vocab_size:
+        raise UserError(
+            f"the vocabulary in {folder} has {tokenizer.vocab_size} tokens but the embedding has "
+            f"{vocab_size} rows; put the vocabulary of this model there (rows without a token "
+            "need lines such as [unused1])."
+        )
+    return tokenizer, ()
+
+
+def write_tokenizer_json(folder: pathlib.Path, tokenizer: Tokenizer) -> None:
+    """tokenizer.json, the whole pipeline in one file, for Hugging Face's fast tools.
+
+    Not written where the format cannot say the same: a vocabulary with blank or repeated lines,
+    and Google's family of rules. Readers then build it from vocab.txt.
+    """
+    vocab, settings = tokenizer.vocab, tokenizer.settings
+    ids = {token: i for i, token in enumerate(vocab)}
+    if len(ids) != len(vocab) or "" in ids or settings["family"] != "huggingface":
+        return
+    engine = tokenizers.Tokenizer(
+        models.WordPiece(
+            ids,
+            unk_token="[UNK]",
+            max_input_chars_per_word=settings["max_chars_per_word"],
+            continuing_subword_prefix="##",
+        )
+    )
+    engine.add_special_tokens([token for token in SPECIAL_TOKENS if token in ids])
+    engine.normalizer = normalizers.BertNormalizer(
+        clean_text=True,
+        handle_chinese_chars=settings["tokenize_chinese_chars"],
+        strip_accents=settings["strip_accents"],
+        lowercase=settings["do_lower_case"],
+    )
+    engine.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    engine.post_processor = processors.TemplateProcessing(
+        single="[CLS]:0 $A:0 [SEP]:0",
+        pair="[CLS]:0 $A:0 [SEP]:0 $B:1 [SEP]:1",
+        special_tokens=[("[CLS]", tokenizer.cls_id), ("[SEP]", tokenizer.sep_id)],
+    )
+    engine.decoder = decoders.WordPiece(prefix="##")
+    engine.save(str(folder / JSON_FILE))
+
+
+def _new_words(tokenizer: Tokenizer, path: pathlib.Path) -> tuple[list[str], int]:
+    """Words of a file, one a line, that the vocabulary lacks; and how many it has already."""
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(f"the word list {path} cannot be read: {error}.") from error
+    known, new, present = set(tokenizer.vocab), {}, 0
+    for line in text.split("\n"):
+        if not line.strip():
+            continue
+        words = tokenizer.words(line)
+        if len(words) != 1:
+            raise UserError(
+                f"the word list {path} has '{line.strip()}', which the tokenizer cuts into "
+                f"{len(words)} words; a new token must be one word without punctuation."
+            )
+        present += words[0] in known
+        if words[0] not in known:
+            new[words[0]] = None
+    return list(new), present
+
+
+def extend_vocabulary(published: Published, path: str | pathlib.Path) -> Published:
+    """A checkpoint whose vocabulary also has the words of a file, one a line.
+
+    Words are normalised as the tokenizer does. A new row of the embedding (and of the MLM bias)
+    starts as the mean of the rows of the pieces that the word was cut into before. What happened
+    is said in `notes`.
+
+    Raises:
+        UserError: no tokenizer, an unreadable file, a line that is not one word, nothing new.
+    """
+    tokenizer = published.tokenizer
+    if tokenizer is None:
+        raise UserError(f"{published.source} has no vocabulary to extend.")
+    words, present = _new_words(tokenizer, pathlib.Path(path))
+    if not words:
+        raise UserError(f"the word list {path} has no word that the vocabulary lacks.")
+    pieces = tokenizer.encode_batch(words, special_tokens=False)
+    old, size = tokenizer.vocab_size, tokenizer.vocab_size + len(words)
+    params = dict(published.params)
+    for name in _VOCAB_TENSORS:
+        table = get(params, name)
+        if table is None:
+            continue
+        rows = [table[ids].mean(axis=0, dtype=np.float64) for ids in pieces]
+        grown = np.zeros((padded(size), *table.shape[1:]), np.float32)
+        grown[:old] = table[:old]
+        grown[old:size] = rows
+        params = _with(params, name, grown)
+    unknown = sum(tokenizer.unk_id in ids for ids in pieces)
+    note = (
+        f"{len(words)} words of {path} were added to the vocabulary, now {size}; "
+        f"{present} were there already, {unknown} had no known pieces"
+    )
+    return dataclasses.replace(
+        published,
+        config={**published.config, "vocab_size": size},
+        params=params,
+        tokenizer=Tokenizer([*tokenizer.vocab, *words], **tokenizer.settings),
+        notes=(*published.notes, note),
+    )
+
+
+def _with(tree: dict, path: str, value: np.ndarray) -> dict:
+    """A copy of a tree in which the node at 'a/b/c' is `value`; the rest is shared."""
+    first, _, rest = path.partition("/")
+    return {**tree, first: _with(tree[first], rest, value) if rest else value}

@@ -1,0 +1,119 @@
+"""bertjax's own workdirs as `Published` checkpoints, in and out."""
+
+from __future__ import annotations
+
+import pathlib
+from typing import Any
+
+import numpy as np
+from etils import epath
+
+from bertjax.config import default_config
+from bertjax.data.tokenizer import JSON_FILE, VOCAB_FILE, Tokenizer
+from bertjax.errors import UserError
+from bertjax.interop.names import HEADS, get, tensors_of
+from bertjax.interop.published import Coverage, Published, check_config, checksum, whole_encoder
+from bertjax.train import checkpoint
+from bertjax.train.workdir import CONFIG, read_config, write_json
+
+WORKDIR = "workdir"
+_MODEL_FIELDS = (
+    "vocab_size", "num_layers", "hidden_size", "num_heads", "intermediate_size",
+    "max_position_embeddings", "type_vocab_size", "hidden_act", "hidden_dropout",
+    "attention_dropout", "layer_norm_eps", "initializer_range",
+)  # fmt: skip
+_TASKS = {"classifier": "classify", "tagger": "tag", "span": "answer"}
+
+
+def is_workdir(path: str) -> bool:
+    """Whether `path` is a workdir, its checkpoints or the folder of one step."""
+    root = epath.Path(path)
+    names = (checkpoint.FOLDER, checkpoint.MANIFEST, "metrics.jsonl")
+    return any((root / name).exists() for name in names) or root.name == checkpoint.FOLDER
+
+
+def _config_folder(path: str) -> epath.Path:
+    """The workdir that `path` is or lies in."""
+    root = epath.Path(path if "://" in path else pathlib.Path(path).expanduser().absolute())
+    for folder in (root, root.parent, root.parent.parent):
+        if (folder / CONFIG).exists():
+            return folder
+    raise UserError(
+        f"{path} has no {CONFIG} beside its checkpoints, so the model's sizes and vocabulary are "
+        "unknown; keep a step's folder in its workdir."
+    )
+
+
+def read(path: str, step: int | None = None) -> Published:
+    """The parameters of a run, without the optimizer's state.
+
+    Args:
+        path: a workdir, its checkpoints or one step's folder.
+        step: which step; None takes the best by the task's metric if one is kept, else the last.
+
+    Raises:
+        UserError: no checkpoint, a damaged one, or no config or vocabulary beside it.
+    """
+    folder = _config_folder(path)
+    settings, artifacts = read_config(str(folder)) or ({}, {})
+    best = artifacts.get("best_metric")
+    stored, manifest = checkpoint.load_params(path, step=step, best=tuple(best) if best else None)
+    params = whole_encoder(stored)
+    try:
+        config = {name: settings["model"][name] for name in _MODEL_FIELDS}
+    except (KeyError, TypeError) as error:
+        raise UserError(f"{folder / CONFIG} has no model.{error.args[0]}.") from error
+    tokenizer = None
+    if any((folder / name).exists() for name in (VOCAB_FILE, JSON_FILE)):
+        tokenizer = Tokenizer.load(folder)
+        config["vocab_size"] = config["vocab_size"] or tokenizer.vocab_size
+    check_config(config, str(folder / CONFIG))
+    heads = tuple(head for head in HEADS if head in params)
+    encoder = list(tensors_of(()))
+    missing = [t.path for t in encoder if get(params, t.path) is None and not t.optional]
+    if missing:
+        raise UserError(f"{path} has no {', '.join(missing[:3])}, so it is no whole encoder.")
+    names = [n for t in encoder for n in t.names("huggingface", config["num_layers"])]
+    labels = artifacts.get("labels")
+    if labels is None and "classifier" in params:
+        labels = [f"LABEL_{i}" for i in range(params["classifier"]["dense"]["bias"].shape[0])]
+    return Published(
+        source=path,
+        kind=WORKDIR,
+        config=config,
+        params=params,
+        tokenizer=tokenizer,
+        labels=None if labels is None else tuple(labels),
+        regression="classifier" in params and len(labels) == 1,
+        coverage=Coverage(len(names), len(names), heads, (), (), checksum(params)),
+        notes=(f"step {manifest.step} of {folder}",),
+        settings=settings,
+    )
+
+
+def write(folder: str, published: Published) -> None:
+    """Write a workdir whose checkpoint is step 0: the parameters, the config, the vocabulary.
+
+    Raises:
+        UserError: the folder holds files already or cannot be written.
+    """
+    root = epath.Path(folder)
+    if root.exists() and (not root.is_dir() or any(root.iterdir())):
+        raise UserError(f"{folder} is not empty; name a new folder.")
+    config = default_config()
+    config.model.update(published.config)
+    config.task = next((_TASKS[head] for head in published.heads if head in _TASKS), "pretrain")
+    artifacts: dict[str, Any] = {}
+    if published.labels is not None:
+        artifacts["labels"] = list(published.labels)
+    try:
+        root.mkdir(parents=True, exist_ok=True)
+        write_json(folder, CONFIG, {"config": config.to_dict(), "artifacts": artifacts})
+    except OSError as error:
+        raise UserError(f"{folder} cannot be written: {error.strerror}.") from error
+    if published.tokenizer is not None:
+        published.tokenizer.save(folder)
+    checkpoints = checkpoint.Checkpoints(folder)
+    state = {"step": np.zeros((), np.int32), "params": published.params}
+    checkpoints.save(0, state, {}, wait=True)
+    checkpoints.close()
