@@ -93,6 +93,11 @@ class Task(abc.ABC):
         del split, outputs
         return dict(means)
 
+    def chance_levels(self) -> dict[str, float]:
+        """What a model that ignores its input reaches in training, by name among `losses`
+        ('mlm_loss': unigram entropy, 'nsp_accuracy': 0.5); the loop warns of a run stuck there."""
+        return {}
+
     def artifacts(self) -> dict[str, Any]:
         """JSON values that a workdir keeps in config.json beside the config (labels, ...)."""
         return {}
