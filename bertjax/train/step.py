@@ -1,0 +1,243 @@
+"""The train step and the evaluation step: pure functions of a state and a batch, compiled once.
+
+The loss of a step is  sum over task.loss_weights of  coefficient * sum / weight , where sum and
+weight run over the whole global batch: over every device and every microbatch. It is divided once,
+so neither devices nor accumulation change it, however unevenly the scored positions fall.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import flax.linen as nn
+import flax.struct
+import jax
+import jax.numpy as jnp
+import optax
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from bertjax.parallel import rules
+from bertjax.parallel.mesh import ROW_AXES, batch_sharding, replicated
+from bertjax.tasks.task import Mean, Task
+from bertjax.train.loss import mean
+
+Params = Any
+Arrays = Mapping[str, jax.Array]
+
+
+class TrainState(flax.struct.PyTreeNode):
+    """All that a run carries from step to step.
+
+    step: int32 scalar, the steps taken: batches seen, skipped ones included.
+    skipped: int32 scalar, those whose loss or gradient was not finite and that changed nothing.
+    """
+
+    step: jax.Array
+    params: Params
+    opt_state: optax.OptState
+    skipped: jax.Array
+
+
+def abstract_params(task: Task, mesh: Mesh) -> Params:
+    """The task's parameters as ShapeDtypeStructs with shardings; nothing is allocated."""
+    boxed = jax.eval_shape(task.init_params, jax.random.key(0))
+    return _with_shardings(nn.meta.unbox(boxed), rules.shardings(mesh, boxed))
+
+
+def abstract_state(task: Task, optimizer: optax.GradientTransformation, mesh: Mesh) -> TrainState:
+    """The whole state as ShapeDtypeStructs with shardings: what is lowered, restored and planned.
+
+    Whatever the optimizer keeps for a parameter lies where the parameter lies.
+    """
+    params = abstract_params(task, mesh)
+    state = jax.eval_shape(lambda p: _fresh(p, optimizer), params)
+    return _with_shardings(state, rules.shardings_like(mesh, params, state))
+
+
+def create_state(
+    task: Task,
+    optimizer: optax.GradientTransformation,
+    mesh: Mesh,
+    key: jax.Array,
+    params: Params | None = None,
+) -> TrainState:
+    """A state at step 0, each array born in its place: no device ever holds one whole.
+
+    With `params` (complete, any placement) these are taken instead of fresh ones from `key`.
+    """
+    shardings = _shardings(abstract_state(task, optimizer, mesh))
+    if params is not None:
+        params = jax.device_put(params, shardings.params)
+        return jax.jit(lambda p: _fresh(p, optimizer), out_shardings=shardings)(params)
+
+    def init(key: jax.Array) -> TrainState:
+        return _fresh(nn.meta.unbox(task.init_params(key)), optimizer)
+
+    return jax.jit(init, out_shardings=shardings)(key)
+
+
+def make_train_step(
+    task: Task,
+    optimizer: optax.GradientTransformation,
+    mesh: Mesh,
+    *,
+    schedule: optax.Schedule,
+    seed: int,
+    accumulate: int = 1,
+) -> Callable[[TrainState, Arrays], tuple[TrainState, dict[str, jax.Array]]]:
+    """The jitted step (state, batch) -> (state, metrics); the state given is donated.
+
+    Metrics are float32 scalars on the device: every mean of task.losses by its name, `loss`,
+    `grad_norm` (before clipping), `learning_rate`, and `nonfinite`, 1 where the loss or the
+    gradient was not finite. Such a step leaves parameters and optimizer state as they were and
+    adds one to state.skipped; whether to go on is for the caller to say.
+
+    The dropout key is folded from seed, step and microbatch, so no result depends on devices,
+    processes or restarts.
+    """
+    abstract = abstract_state(task, optimizer, mesh)
+    optimizer = optax.with_extra_args_support(optimizer)
+
+    def train_step(state: TrainState, batch: Arrays) -> tuple[TrainState, dict[str, jax.Array]]:
+        with _tracing(task, mesh):
+            inputs = task.inputs(batch, train=True)
+            key = jax.random.fold_in(jax.random.key(seed), state.step)
+            means, grads = _gradients(task, mesh, state.params, inputs, key, accumulate)
+            grads = jax.lax.with_sharding_constraint(grads, _shardings(abstract.params))
+            loss, grad_norm = _loss(task, means), optax.global_norm(grads)
+            finite = jnp.isfinite(loss) & jnp.isfinite(grad_norm)
+            updates, opt_state = optimizer.update(
+                grads, state.opt_state, state.params, step=state.step
+            )
+            params = optax.apply_updates(state.params, updates)
+        keep = lambda new, old: jnp.where(finite, new, old)  # noqa: E731
+        metrics = {name: mean(*pair) for name, pair in means.items()} | {
+            "loss": loss,
+            "grad_norm": grad_norm,
+            "learning_rate": jnp.asarray(schedule(state.step), jnp.float32),
+            "nonfinite": 1.0 - finite.astype(jnp.float32),
+        }
+        state = TrainState(
+            step=state.step + 1,
+            params=jax.tree.map(keep, params, state.params),
+            opt_state=jax.tree.map(keep, opt_state, state.opt_state),
+            skipped=state.skipped + jnp.where(finite, 0, 1),
+        )
+        return state, metrics
+
+    shardings = _shardings(abstract)
+    return jax.jit(
+        train_step,
+        in_shardings=(shardings, batch_sharding(mesh)),
+        out_shardings=(shardings, replicated(mesh)),
+        donate_argnums=0,
+    )
+
+
+def make_eval_step(
+    task: Task, mesh: Mesh
+) -> Callable[[Params, Arrays], tuple[dict[str, Mean], dict[str, jax.Array]]]:
+    """The jitted (params, batch) -> (means, outputs): no dropout, nothing donated.
+
+    means: the (sum, weight) of task.losses, float32 scalars, to be added up over batches.
+    outputs: task.outputs, arrays [B, ...] whole on every process, in the order of the rows.
+    """
+
+    def eval_step(params: Params, batch: Arrays) -> tuple[dict[str, Mean], dict[str, jax.Array]]:
+        with _tracing(task, mesh):
+            inputs = task.inputs(batch, train=False)
+            return task.losses(params, inputs, dropout_key=None), task.outputs(params, inputs)
+
+    return jax.jit(
+        eval_step,
+        in_shardings=(_shardings(abstract_params(task, mesh)), batch_sharding(mesh)),
+        out_shardings=replicated(mesh),
+    )
+
+
+def abstract_batch(task: Task, mesh: Mesh) -> dict[str, jax.ShapeDtypeStruct]:
+    """One global training batch with shardings: what the step is lowered for."""
+    spec = task.batch_spec()
+    return _with_shardings(spec, jax.tree.map(lambda _: batch_sharding(mesh), spec))
+
+
+def _gradients(
+    task: Task, mesh: Mesh, params: Params, inputs: Arrays, key: jax.Array, accumulate: int
+) -> tuple[dict[str, Mean], Params]:
+    """Means of the whole batch and the gradient of its loss, over `accumulate` microbatches."""
+
+    def part(params: Params, inputs: Arrays, key: jax.Array, weights: dict[str, jax.Array] | None):
+        means = task.losses(params, inputs, dropout_key=key)
+        weights = weights or {name: means[name][1] for name in task.loss_weights}
+        return _loss(task, {name: (means[name][0], weights[name]) for name in weights}), means
+
+    gradient = jax.grad(part, has_aux=True)
+    if accumulate == 1:
+        grads, means = gradient(params, inputs, jax.random.fold_in(key, 0), None)
+        return means, grads
+
+    # The divisor is the weight of the whole batch, known before the first microbatch. Only the
+    # weights are used, so the compiler drops the forward pass that this seems to ask for.
+    whole = task.losses(params, inputs, dropout_key=None)
+    weights = {name: whole[name][1] for name in task.loss_weights}
+
+    def add(total: Any, microbatch: tuple[jax.Array, Arrays]) -> tuple[Any, None]:
+        index, rows = microbatch
+        grads, means = gradient(params, rows, jax.random.fold_in(key, index), weights)
+        return jax.tree.map(jnp.add, total, (means, grads)), None
+
+    zeros = jax.tree.map(jnp.zeros_like, ({name: (0.0, 0.0) for name in whole}, params))
+    total, _ = jax.lax.scan(
+        add, zeros, (jnp.arange(accumulate), _microbatches(mesh, inputs, accumulate))
+    )
+    return total
+
+
+def _microbatches(mesh: Mesh, inputs: Arrays, accumulate: int) -> Arrays:
+    """[B, ...] -> [accumulate, B / accumulate, ...]: row r is in microbatch r mod accumulate.
+
+    Each device cuts up its own block of rows, so nothing moves, and which rows are in a
+    microbatch does not depend on the number of devices.
+    """
+    sharding = NamedSharding(mesh, PartitionSpec(None, ROW_AXES))
+
+    def cut(x: jax.Array) -> jax.Array:
+        x = x.reshape(x.shape[0] // accumulate, accumulate, *x.shape[1:]).swapaxes(0, 1)
+        return jax.lax.with_sharding_constraint(x, sharding)
+
+    return jax.tree.map(cut, inputs)
+
+
+def _loss(task: Task, means: Mapping[str, Mean]) -> jax.Array:
+    return sum(c * mean(*means[name]) for name, c in task.loss_weights.items())
+
+
+def _fresh(params: Params, optimizer: optax.GradientTransformation) -> TrainState:
+    zero = jnp.zeros((), jnp.int32)
+    return TrainState(zero, params, optimizer.init(params), zero)
+
+
+@contextlib.contextmanager
+def _tracing(task: Task, mesh: Mesh) -> Iterator[None]:
+    """What holds while a step is traced: axis rules for the model, and true float32 matmuls
+    (accelerators round their factors otherwise) where the model computes in float32."""
+    config = getattr(task.model, "config", None)
+    exact = jnp.dtype(getattr(config, "dtype", jnp.float32)) == jnp.float32
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(nn.logical_axis_rules(tuple(rules.RULES.items())))
+        stack.enter_context(jax.sharding.use_abstract_mesh(mesh.abstract_mesh))
+        if exact:
+            stack.enter_context(jax.default_matmul_precision("highest"))
+        yield
+
+
+def _with_shardings(tree: Any, shardings: Any) -> Any:
+    return jax.tree.map(
+        lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s), tree, shardings
+    )
+
+
+def _shardings(abstract: Any) -> Any:
+    return jax.tree.map(lambda x: x.sharding, abstract)
