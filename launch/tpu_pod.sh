@@ -10,9 +10,10 @@
 #
 # The run outlives the connection: each worker logs to bertjax/run.log in its home, which is also
 # shown here, and keeps the process number in run.pid. Giving the same command again ends what is
-# running and goes on from its last checkpoint. A run that fails is started again up to 10 times while the slice is READY, at once
-# but for mistakes in the arguments (exit code 2). A preempted slice is gone: create it again
-# (queued resources) and give the same command; the workdir in the bucket has everything.
+# running and goes on from its last checkpoint. A run that fails is started again, up to 10 times
+# while the slice is READY, except after a mistake in the arguments (exit code 2). A preempted
+# slice is gone: create it again (queued resources) and give the same command; the workdir in the
+# bucket has everything.
 set -euo pipefail
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 
