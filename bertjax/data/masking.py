@@ -1,0 +1,182 @@
+"""Dynamic masking for the masked language model: a pure function of (tokens, key).
+
+It runs inside the jitted step, so the host pays nothing for it, and the same function serves
+training (the key is folded with the epoch), evaluation (a fixed key: the same masks at every
+evaluation) and tests. The choice for a row depends on its tokens, the key and the row's
+(epoch, index) alone: not on the batch, the process or the device it happens to be on.
+
+Source: Devlin et al. 2019, section 3.1 and appendix A.1; whole words as in the 2019 update of
+the reference release.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from fractions import Fraction
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from bertjax.errors import UserError
+
+
+def mask_counts(length: int, rate: float, limit: int) -> np.ndarray:
+    """The number of tokens to mask, k, for each number of real tokens n in 0..length.
+
+    k = min(limit, max(1, round(rate * n))), and 0 for n = 0. [CLS] and [SEP] count in n, [PAD]
+    does not. The product is exact (0.15 is 15/100) and halves round to even, as in the
+    reference; in float32 n = 190, 350 and 390 would be off by one.
+
+    Returns:
+      int32 [length + 1].
+    """
+    if not 0 < rate < 1:
+        raise UserError(f"mask_rate is {rate}; it must lie between 0 and 1, for instance 0.15")
+    if limit < 1:
+        raise UserError(f"max_predictions is {limit}; it must be at least 1")
+    exact = Fraction(str(float(rate)))
+    counts = [min(limit, max(1, round(exact * n))) for n in range(length + 1)]
+    counts[0] = 0
+    return np.array(counts, np.int32)
+
+
+def mask_tokens(
+    input_ids: jax.Array,
+    attention_mask: jax.Array,
+    example: jax.Array,
+    key: jax.Array,
+    *,
+    counts: np.ndarray,
+    special_ids: Sequence[int],
+    mask_id: int,
+    vocab_size: int,
+    replace: tuple[float, float, float] = (0.8, 0.1, 0.1),
+    continues: jax.Array | None = None,
+    allow_special_replacements: bool = False,
+) -> dict[str, jax.Array]:
+    """Choose the tokens to predict and replace them, anew for each (key, epoch, index).
+
+    Of n real tokens k = counts[n] are chosen, never a special one; fewer where a row has fewer
+    candidates, none where it has none. Each chosen token, by a draw of its own, becomes [MASK],
+    a random token or stays, with the probabilities of `replace`.
+
+    With `continues` whole words are chosen. Words are tried in random order and one that no
+    longer fits into what is left of k is skipped, so a word is never masked in part, k is never
+    exceeded and a word of more than k pieces is never chosen. The replacement is still drawn
+    for each piece. A piece at the start of a segment that was cut inside a word counts as the
+    start of a word.
+
+    Args:
+      input_ids: [B, S] int32.
+      attention_mask: [B, S] int32, 0 = padding.
+      example: [B, 2] uint32, (epoch, index) of each row.
+      key: a threefry key. (With the 'rbg' generators a row would depend on the batch.)
+      counts: the table of `mask_counts`; its maximum is P.
+      special_ids: ids that are never chosen and never drawn as a random token.
+      mask_id: the id of [MASK].
+      vocab_size: real entries of the vocabulary, without padding rows.
+      replace: probabilities of [MASK], of a random token and of no change.
+      continues: [B, S] bool, whether a token continues the word of the token before it.
+      allow_special_replacements: draw random tokens from all of the vocabulary, special ones
+        included, as the reference release does.
+
+    Returns:
+      input_ids [B, S] with replacements; masked_positions [B, P] int32, ascending;
+      masked_labels [B, P] int32, the original ids; masked_weights [B, P] float32. Where the
+      weight is 0, position and label are 0.
+    """
+    if len(replace) != 3 or min(replace) < 0 or abs(sum(replace) - 1) > 1e-6:
+        raise UserError(f"replace is {replace}; give three probabilities that add up to 1")
+    special = np.unique(np.asarray(special_ids, np.int32))
+    ordinary = np.arange(vocab_size, dtype=np.int32)
+    if not allow_special_replacements:
+        ordinary = np.setdiff1d(ordinary, special)
+    size = int(np.max(counts))
+
+    def mask_row(ids, mask, which, starts_no_word):
+        row_key = jax.random.fold_in(jax.random.fold_in(key, which[0]), which[1])
+        choice_key, replace_key, random_key = jax.random.split(row_key, 3)
+        real = mask > 0
+        candidate = real & (ids[:, None] != special).all(-1)
+        budget = jnp.asarray(counts)[real.sum()]
+        # 31 random bits a token, -1 where there is no candidate: the largest are chosen.
+        score = (jax.random.bits(choice_key, ids.shape) >> 1).astype(jnp.int32)
+        score = jnp.where(candidate, score, -1)
+        if starts_no_word is None:
+            positions = _choose_tokens(score, budget, size)
+        else:
+            positions = _choose_words(score, starts_no_word, budget, size)
+
+        chosen = positions < ids.shape[0]
+        labels = ids.at[positions].get(mode="fill", fill_value=0)
+        draw = jax.random.uniform(replace_key, (size,))
+        random_ids = jnp.asarray(ordinary)[
+            jax.random.randint(random_key, (size,), 0, len(ordinary))
+        ]
+        new = jnp.where(draw < replace[0] + replace[1], random_ids, labels)
+        new = jnp.where(draw < replace[0], mask_id, new)
+        return {
+            "input_ids": ids.at[positions].set(new, mode="drop"),
+            "masked_positions": jnp.where(chosen, positions, 0),
+            "masked_labels": labels,
+            "masked_weights": chosen.astype(jnp.float32),
+        }
+
+    # One row at a time under vmap: every gather and scatter stays within its row, so that the
+    # batch can be cut over devices without communication.
+    in_axes = (0, 0, 0, None if continues is None else 0)
+    return jax.vmap(mask_row, in_axes)(input_ids, attention_mask, example, continues)
+
+
+def _choose_tokens(score: jax.Array, budget: jax.Array, size: int) -> jax.Array:
+    """Ascending positions [size] of the `budget` largest scores; S where there is no more."""
+    length = score.shape[0]
+    best, positions = jax.lax.top_k(score, min(size, length))
+    rank = jnp.arange(best.shape[0])
+    positions = jnp.where((best >= 0) & (rank < budget), positions, length)
+    positions = jnp.pad(positions, (0, size - best.shape[0]), constant_values=length)
+    return jnp.sort(positions.astype(jnp.int32))
+
+
+def _choose_words(
+    score: jax.Array, continues: jax.Array, budget: jax.Array, size: int
+) -> jax.Array:
+    """Ascending positions [size] of whole words of together at most `budget` tokens."""
+    length = score.shape[0]
+    index = jnp.arange(length)
+    candidate = score >= 0
+    inside = continues & candidate & jnp.roll(candidate, 1).at[0].set(False)
+    # The first token of each token's word, and where the next word (or a gap) begins.
+    first = jax.lax.cummax(jnp.where(inside, 0, index))
+    following = jnp.append(jnp.where(inside, length, index)[1:], length)
+    end = jax.lax.cummin(following, reverse=True)
+
+    # Words in the order of their scores; what is no start of a word comes last, with length 0.
+    starts = candidate & ~inside
+    order = jnp.argsort(jnp.where(starts, -score, 1))
+    sizes = jnp.where(starts, end - index, 0)[order]
+    taken = (_greedy_fill(sizes, budget) & (sizes > 0))[jnp.argsort(order)]
+    chosen = candidate & taken[first]
+    positions = jnp.sort(jnp.where(chosen, index, length))[:size]
+    return jnp.pad(positions, (0, size - positions.shape[0]), constant_values=length)
+
+
+def _greedy_fill(sizes: jax.Array, budget: jax.Array) -> jax.Array:
+    """Which items fit, [W] bool, if each is taken in turn unless it exceeds what is left.
+
+    Without a loop over items: all items are assumed to be taken up to the first that does not
+    fit; every later one that is larger than what is left there is out for good. That repeats
+    until nothing is too much, at most as many times as the largest item is long.
+    """
+
+    def too_much(kept):
+        return (jnp.cumsum(jnp.where(kept, sizes, 0)) > budget) & kept
+
+    def drop(kept):
+        over = too_much(kept)
+        reached = jnp.cumsum(over) > 0  # from the first item that does not fit on
+        left = budget - jnp.sum(jnp.where(kept & ~reached, sizes, 0))
+        return kept & ~(reached & (sizes > left))
+
+    return jax.lax.while_loop(lambda kept: too_much(kept).any(), drop, jnp.ones(sizes.shape, bool))
