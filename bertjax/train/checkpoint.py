@@ -209,7 +209,8 @@ def _restore(folder: epath.Path, manifest: Manifest, wanted: Mapping[str, Any]) 
     return _named(tree)
 
 
-def _root(path: str | os.PathLike[str]) -> epath.Path:
+def root(path: str | os.PathLike[str]) -> epath.Path:
+    """An absolute path, which Orbax asks for; a remote one (gs://...) as it is."""
     text = os.fspath(path)
     return epath.Path(text if "://" in text else os.path.abspath(text))
 
@@ -226,10 +227,11 @@ def committed_steps(root: epath.Path) -> list[int]:
 
 
 def _best(metrics: Mapping[int, Mapping[str, float]], best: tuple[str, bool]) -> int | None:
-    """The step with the best figure; the later one of equals."""
+    """The step with the best figure, the earlier one of equals; None where there is no figure."""
     name, larger = best
-    scored = [(m[name] if larger else -m[name], step) for step, m in metrics.items() if name in m]
-    return max((s for s in scored if s[0] == s[0]), default=(0.0, None))[1]
+    scored = {s: m[name] * (1 if larger else -1) for s, m in metrics.items() if name in m}
+    scored = {step: score for step, score in scored.items() if not np.isnan(score)}
+    return max(scored, key=lambda step: (scored[step], -step), default=None)
 
 
 class Checkpoints:
@@ -249,7 +251,7 @@ class Checkpoints:
     ) -> None:
         if keep < 1:
             raise UserError(f"checkpoint.keep is {keep}: at least 1 must be kept")
-        self.root = _root(workdir) / FOLDER
+        self.root = root(workdir) / FOLDER
         self.keep, self.keep_every, self.best = keep, keep_every, best
         self._handler = _Handler()
         self._checkpointer = ocp.AsyncCheckpointer(self._handler)
@@ -343,7 +345,7 @@ class Checkpoints:
         """Whether an evaluation beats every kept checkpoint."""
         if self.best is None:
             return False
-        return _best({**self._metrics, -1: {}, _NEW: dict(metrics)}, self.best) == _NEW
+        return _best({**self._metrics, _NEW: metrics}, self.best) == _NEW
 
     def best_step(self) -> int | None:
         """The kept checkpoint with the best figure."""
@@ -414,22 +416,24 @@ def find(path: str | os.PathLike[str], step: int | None, best: tuple[str, bool] 
 
     `step` chooses; without it the best by `best` among the good ones, else the newest.
     """
-    root = _root(path)
-    if (root / MANIFEST).exists():
-        if step is not None and str(step) != root.name:
-            raise UserError(f"{root} is the checkpoint of one step, not of step {step}")
-        return str(root)
-    if (root / FOLDER).is_dir():
-        root = root / FOLDER
-    steps = committed_steps(root)
+    parent = root(path)
+    if (parent / MANIFEST).exists():
+        if step is not None and str(step) != parent.name:
+            raise UserError(f"{parent} is the checkpoint of one step, not of step {step}")
+        return str(parent)
+    if (parent / FOLDER).is_dir():
+        parent = parent / FOLDER
+    steps = committed_steps(parent)
     if not steps:
         raise UserError(f"{path} holds no checkpoint (a workdir or one step's folder is needed)")
     if step is None:
-        metrics = {s: _metrics_or_none(root / str(s)) for s in steps} if best else {}
-        step = (_best(metrics, best) if best else None) or steps[-1]
+        # A manifest that cannot be read is an error: its checkpoint may be the best.
+        metrics = {s: Manifest.read(parent / str(s)).metrics for s in steps} if best else {}
+        chosen = _best(metrics, best) if best else None
+        step = steps[-1] if chosen is None else chosen
     if step not in steps:
-        raise UserError(f"{root} has no step {step}; it has {', '.join(map(str, steps))}")
-    return str(root / str(step))
+        raise UserError(f"{parent} has no step {step}; it has {', '.join(map(str, steps))}")
+    return str(parent / str(step))
 
 
 def load_params(

@@ -1,0 +1,81 @@
+"""Runs one split through the evaluation step: sums over the whole split, one division."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import jax
+import numpy as np
+from jax.experimental import multihost_utils
+from jax.sharding import Mesh
+
+from bertjax.errors import UserError
+from bertjax.parallel.mesh import to_global
+from bertjax.tasks.task import Batch, Rows, Task
+from bertjax.train.step import abstract_params, make_eval_step
+
+
+class Evaluator:
+    """Evaluates the splits of a task; compiled once for each shape of batch."""
+
+    def __init__(self, task: Task, mesh: Mesh, rows: Rows) -> None:
+        self._task, self._mesh, self._rows = task, mesh, rows
+        self._step = make_eval_step(task, mesh)
+        self._compiled: dict[Any, Callable[..., Any]] = {}
+
+    def compile(self) -> None:
+        """Compile for the first batch of every split, before any training."""
+        for split in self._task.eval_splits:
+            batch = next(iter(self._task.eval_batches(split, self._rows)), None)
+            if batch is None:
+                raise UserError(f"the {split} split has no example to evaluate")
+            self._for_shape(to_global(self._mesh, batch))
+
+    def _for_shape(self, batch: Mapping[str, jax.Array]) -> Callable[..., Any]:
+        key = tuple(sorted((name, x.shape, x.dtype.name) for name, x in batch.items()))
+        if key not in self._compiled:
+            params = abstract_params(self._task, self._mesh)
+            self._compiled[key] = self._step.lower(params, batch).compile()
+        return self._compiled[key]
+
+    def run(
+        self, params: Any, split: str, stop: Callable[[], bool] = lambda: False
+    ) -> dict[str, float] | None:
+        """The figures of a split: `task.metrics` of its means and outputs. None when stopped.
+
+        Sums are added in float64 on the host; rows that only fill a batch are left out of outputs.
+        """
+        totals: dict[str, np.ndarray] = {}
+        outputs: dict[str, list[np.ndarray]] = {}
+        waiting: tuple[Batch, Any] | None = None
+        for batch in self._task.eval_batches(split, self._rows):
+            if stop():
+                return None
+            placed = to_global(self._mesh, batch)
+            ahead = (batch, self._for_shape(placed)(params, placed))
+            if waiting is not None:  # the device works on `ahead` meanwhile
+                _add(totals, outputs, *waiting)
+            waiting = ahead
+        if waiting is not None:
+            _add(totals, outputs, *waiting)
+        means = {k: float(s / w) if w else math.nan for k, (s, w) in totals.items()}
+        means["loss"] = sum(c * means[name] for name, c in self._task.loss_weights.items())
+        whole = {name: np.concatenate(parts) for name, parts in outputs.items()}
+        return self._task.metrics(split, means, whole)
+
+
+def _add(
+    totals: dict[str, np.ndarray], outputs: dict[str, list[np.ndarray]], batch: Batch, result: Any
+) -> None:
+    means, rows = jax.device_get(result)
+    for name, pair in means.items():
+        totals[name] = totals.get(name, np.zeros(2)) + np.asarray(pair, np.float64)
+    if not rows:
+        return
+    weight = batch["weight"]
+    if jax.process_count() > 1:
+        weight = multihost_utils.process_allgather(weight, tiled=True)
+    for name, values in rows.items():
+        outputs.setdefault(name, []).append(values[np.asarray(weight) > 0])

@@ -1,0 +1,414 @@
+"""The training loop: from a config, a task and a workdir to a trained model.
+
+    build the state -> compile -> (step, log, evaluate, save)* -> evaluate -> save -> finish
+
+The state is, in this order: the workdir's newest good checkpoint; `init_from`; fresh parameters.
+The batch of a step is a function of config, seed and step alone, so the step is all there is to
+the position in the data. At a step where several things are due they come in one order: the line
+of figures, the evaluation, the checkpoint. A checkpoint therefore vouches for every line of
+metrics.jsonl up to its step, and a resumed run goes on from exactly there.
+
+Config keys used here: train.log_every, eval_every, on_nonfinite, profile, accumulate;
+checkpoint.every, every_seconds, keep, keep_every; mesh.*; optimizer.*; seed; data.batch_size.
+"""
+
+from __future__ import annotations
+
+import math
+import sys
+import time
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack
+from typing import IO, Any
+
+import jax
+import numpy as np
+from jax.experimental import multihost_utils
+from jax.sharding import Mesh
+
+from bertjax.errors import UserError
+from bertjax.parallel import mesh as meshes
+from bertjax.tasks.task import Batch, Rows, Task
+from bertjax.train import checkpoint, workdir as folder
+from bertjax.train.evaluation import Evaluator
+from bertjax.train.optimizer import make_optimizer, make_schedule
+from bertjax.train.profile import Profile
+from bertjax.train.progress import Meter, Progress, duration, figures_text
+from bertjax.train.signals import StopSignals
+from bertjax.train.step import (
+    TrainState,
+    abstract_batch,
+    abstract_params,
+    abstract_state,
+    create_state,
+    make_train_step,
+)
+from bertjax.train.watch import Watch
+from bertjax.train.writers import Writers
+
+# From the abstract parameters (ShapeDtypeStructs with shardings) to initial ones, or None.
+LoadInitial = Callable[[Any], Any]
+Results = dict[str, dict[str, float]]  # split -> name -> figure
+
+
+def train(
+    config: Any,
+    task: Task,
+    workdir: str,
+    *,
+    mesh: Mesh | None = None,
+    load_initial: LoadInitial | None = None,
+    stream: IO[str] | None = None,
+) -> dict[str, float]:
+    """Train `task`, or go on with it, until `task.train_steps`; figures as 'SPLIT/NAME'.
+
+    Lines and the progress bar go to `stream` (standard output by default) of process 0. A run
+    that is finished says so and returns its figures again.
+
+    Raises:
+      UserError: another run holds the workdir, its config does not fit, no good checkpoint is
+        left, saving fails, or a step is not finite where train.on_nonfinite says stop.
+      SystemExit: 143 or 130 after a signal, when the last finished step is saved.
+    """
+    mesh = mesh or meshes.make_mesh(config.mesh.data, config.mesh.fsdp, config.mesh.tensor)
+    rows = Rows(jax.process_index(), jax.process_count())
+    meshes.check_batch(config.data.batch_size, mesh, rows.processes, config.train.accumulate)
+    meshes.check_batch(config.data.eval_batch_size, mesh, rows.processes)
+    stream = (stream or sys.stdout) if rows.process == 0 else None
+    with ExitStack() as stack:
+        stop = stack.enter_context(StopSignals())
+        stack.enter_context(folder.on_first_process(lambda: folder.lock(workdir)) or ExitStack())
+        say = Progress(stream, 0, 0).say
+        finished = folder.on_first_process(lambda: _enter(config, task, workdir, say))
+        if _agree(finished is not None):
+            return _flat(finished["results"]) if finished else {}
+        return _Run(config, task, workdir, mesh, rows, stop, stream, stack).train(load_initial)
+
+
+def evaluate(
+    config: Any,
+    task: Task,
+    workdir: str,
+    *,
+    mesh: Mesh | None = None,
+    step: int | None = None,
+    stream: IO[str] | None = None,
+) -> dict[str, float]:
+    """Evaluate the best checkpoint of a workdir (or the one of `step`) on every split."""
+    mesh = mesh or meshes.make_mesh(config.mesh.data, config.mesh.fsdp, config.mesh.tensor)
+    rows = Rows(jax.process_index(), jax.process_count())
+    progress = Progress((stream or sys.stdout) if rows.process == 0 else None, 0, 0)
+    params, manifest = checkpoint.load_params(
+        workdir, step=step, best=task.best_metric, abstract=abstract_params(task, mesh)
+    )
+    progress.say(f"evaluating the checkpoint of step {manifest.step}")
+    evaluator = Evaluator(task, mesh, rows)
+    results: Results = {}
+    for split in task.eval_splits:
+        results[split] = evaluator.run(params, split)
+        progress.say(f"{split}: {figures_text(results[split])}")
+    summary = _finish(task, workdir, params, results)
+    progress.say(summary)
+    return _flat(results)
+
+
+def _enter(
+    config: Any, task: Task, workdir: str, say: Callable[[str], None]
+) -> dict[str, Any] | None:
+    """Check and write what a workdir says of its run; the end of a finished run, else None."""
+    steps = checkpoint.committed_steps(checkpoint.root(workdir) / checkpoint.FOLDER)
+    folder.enter(workdir, config.to_dict(), task.artifacts(), resuming=bool(steps), say=say)
+    task.save_assets(workdir)
+    finished = folder.read_finished(workdir)
+    if finished is None or not steps or not finished["step"] == steps[-1] >= task.train_steps:
+        return None
+    say(f"the run in {workdir} is finished: step {finished['step']} of {task.train_steps}")
+    say(finished["summary"])
+    return finished
+
+
+class _Run:
+    """One run while it lasts."""
+
+    def __init__(
+        self,
+        config: Any,
+        task: Task,
+        workdir: str,
+        mesh: Mesh,
+        rows: Rows,
+        stop: StopSignals,
+        stream: IO[str] | None,
+        stack: ExitStack,
+    ) -> None:
+        self.config, self.task, self.workdir = config, task, workdir
+        self.mesh, self.rows, self.stop, self.stream, self.stack = mesh, rows, stop, stream, stack
+        self.steps = task.train_steps
+        self.progress = Progress(stream, 0, 0)
+        self.checkpoints = checkpoint.Checkpoints(
+            workdir,
+            keep=config.checkpoint.keep,
+            keep_every=config.checkpoint.keep_every,
+            best=task.best_metric,
+        )
+        self.evaluator = Evaluator(task, mesh, rows)
+        self.results: Results = {}  # of the evaluation at `evaluated`
+        self.evaluated = self.saved = -1  # the steps of the last ones
+        self.saved_at = time.monotonic()
+        self.skipped = 0
+        self.waiting: tuple[int, Batch, Mapping[str, jax.Array]] | None = None
+        self.meter = Meter()
+
+    def train(self, load_initial: LoadInitial | None) -> dict[str, float]:
+        schedule = make_schedule(self.config.optimizer, self.steps)
+        params = abstract_params(self.task, self.mesh)
+        optimizer = make_optimizer(self.config.optimizer, schedule, params)
+        abstract = abstract_state(self.task, optimizer, self.mesh)
+        state = self._state(abstract, optimizer, load_initial)
+        start = int(state.step)
+        self._open(start)
+        step = start
+        if step < self.steps:
+            train_step = self._compile(optimizer, schedule, abstract)
+        if self._evaluation_due(step) and self.evaluated != step:
+            self._evaluate(step, state)
+        if step < self.steps:
+            batches = self.task.train_batches(step, self.rows)
+        self.meter.restart()
+        while step < self.steps and not self.stop.due():
+            batch = self._next(batches, step)
+            self.profile.before(step)
+            state, metrics = train_step(state, meshes.to_global(self.mesh, batch))
+            step += 1
+            self.profile.after(step, metrics)
+            self._settle()
+            self.waiting = (step, batch, metrics)
+            if self._evaluation_due(step):
+                self._evaluate(step, state)
+            if self._save_due(step):
+                self._save(step, state)
+        if self.stop.due():
+            self._leave(step, state)
+        return self._end(step, state)
+
+    def _state(
+        self, abstract: TrainState, optimizer: Any, load_initial: LoadInitial | None
+    ) -> TrainState:
+        """The state of the newest good checkpoint, else of init_from, else a fresh one."""
+        found = self.checkpoints.restore(abstract, self.progress.say)
+        if found is not None:
+            state, manifest = found
+            self.saved = manifest.step
+            self.skipped = int(state.skipped)
+            self.progress.say(f"going on from the checkpoint of step {manifest.step}")
+            if manifest.metrics:
+                self.evaluated, self.results = manifest.step, _unflat(manifest.metrics)
+            return state
+        params = load_initial(abstract.params) if load_initial else None
+        key = jax.random.key(self.config.seed)
+        return create_state(self.task, optimizer, self.mesh, key, params)
+
+    def _open(self, start: int) -> None:
+        """Bar and writers, from step `start`. Closed, in this order, however the run ends."""
+        self.progress = Progress(self.stream, self.steps, start)
+        self.stack.callback(self.progress.close)
+        self.stack.callback(self._after_error)
+        self.watch = Watch(self.task.chance_levels(), self.progress.say)
+        self.profile = Profile(self.config.train.profile, self.workdir)
+        self.writers = folder.on_first_process(
+            lambda: Writers(self.workdir, start_step=start, evaluated=self.evaluated == start)
+        )
+        if self.writers is not None:
+            self.stack.callback(self.writers.close)
+
+    def _after_error(self) -> None:
+        """Whatever ended the run, a save that is under way is finished first."""
+        try:
+            self.checkpoints.wait()
+        except UserError as error:
+            self.progress.say(f"error: {error}")
+
+    def _compile(self, optimizer: Any, schedule: Any, abstract: TrainState) -> Callable[..., Any]:
+        """Both steps, before the first of them runs: Python sees no signal during a compile."""
+        self.progress.doing("compiling")
+        began = time.monotonic()
+        train_step = (
+            make_train_step(
+                self.task,
+                optimizer,
+                self.mesh,
+                schedule=schedule,
+                seed=self.config.seed,
+                accumulate=self.config.train.accumulate,
+            )
+            .lower(abstract, abstract_batch(self.task, self.mesh))
+            .compile()
+        )
+        between = time.monotonic()
+        self.evaluator.compile()
+        self.progress.say(
+            f"compiled the training step in {between - began:.1f} s and the evaluation in "
+            f"{time.monotonic() - between:.1f} s"
+        )
+        self.progress.doing("training")
+        return train_step
+
+    def _next(self, batches: Any, step: int) -> Batch:
+        try:
+            return next(batches)
+        except OSError as error:
+            raise UserError(
+                f"reading the training data for step {step + 1} failed: {error}; the checkpoints "
+                f"in {self.workdir} are untouched"
+            ) from error
+
+    def _settle(self) -> None:
+        """Look at the step before, whose figures are there or nearly so; log it where due."""
+        if self.waiting is None:
+            return
+        (step, batch, metrics), self.waiting = self.waiting, None
+        if float(metrics["nonfinite"]):
+            self._nonfinite(step, batch, metrics)
+        self.meter.add(int(np.count_nonzero(batch["attention_mask"])) * self.rows.processes)
+        left = self.meter.seconds_per_step * (self.steps - step)
+        self.progress.step(step, left)
+        if step % self.config.train.log_every and step != self.steps:
+            return
+        self.checkpoints.check()
+        values = jax.device_get(metrics)
+        figures = {n: float(values[n]) for n in sorted(values, key=_order) if n != "nonfinite"}
+        figures["skipped_steps"] = float(self.skipped)
+        figures["tokens_per_second"] = self.meter.tokens_per_second()
+        self.watch.look(step, figures)
+        self._write(step, "train", figures)
+        self.progress.say(
+            f"step {step}/{self.steps}  {figures_text(figures)}  left {duration(left)}"
+        )
+
+    def _nonfinite(self, step: int, batch: Batch, metrics: Mapping[str, jax.Array]) -> None:
+        values = {name: float(value) for name, value in metrics.items()}
+        bad = [name for name, value in values.items() if not math.isfinite(value)]
+        rows = batch["example"][:4].tolist() if "example" in batch else None
+        where = f", whose first examples (epoch, index) are {rows}" if rows else ""
+        what = f"step {step} is not finite ({', '.join(bad)}) at batch {step - 1}{where}"
+        if self.config.train.on_nonfinite == "stop":
+            kept = f"step {self.saved}" if self.saved >= 0 else "none yet"
+            raise UserError(
+                f"{what}; train.on_nonfinite=stop ends the run (newest good checkpoint: {kept}). "
+                "Lower the learning rate, look at that batch, or set train.on_nonfinite=skip"
+            )
+        self.skipped += 1
+        if self.skipped <= 10 or self.skipped % 100 == 0:
+            self.progress.say(f"warning: {what}; skipped, {self.skipped} so far")
+
+    def _write(self, step: int, split: str, figures: Mapping[str, float]) -> None:
+        if self.writers is not None:
+            self.writers.write(step, split, figures)
+
+    def _evaluation_due(self, step: int) -> bool:
+        every = self.config.train.eval_every
+        return step == self.steps or (step > 0 and every > 0 and step % every == 0)
+
+    def _evaluate(self, step: int, state: TrainState) -> None:
+        """Evaluate every split; nothing is noted of an evaluation that a signal breaks off."""
+        self._settle()
+        self.progress.doing("evaluating")
+        results: Results = {}
+        for split in self.task.eval_splits:
+            figures = self.evaluator.run(state.params, split, self.stop.due)
+            if figures is None:
+                return
+            results[split] = figures
+        for split, figures in results.items():
+            self._write(step, split, figures)
+            self.progress.say(f"step {step}/{self.steps}  {split}: {figures_text(figures)}")
+        self.evaluated, self.results = step, results
+        if self.saved == step:  # resumed at a step whose evaluation had been broken off
+            self.checkpoints.add_metrics(step, _flat(results))
+        self.progress.doing("training")
+        self.meter.restart()
+
+    def _save_due(self, step: int) -> bool:
+        every, seconds = self.config.checkpoint.every, self.config.checkpoint.every_seconds
+        if step == self.steps or (every and step % every == 0):
+            return True
+        if self.evaluated == step and _agree(self.checkpoints.improves(_flat(self.results))):
+            return True
+        if not seconds or (self.rows.processes > 1 and step % self.config.train.log_every):
+            return False
+        return _agree(time.monotonic() - self.saved_at >= seconds)
+
+    def _save(self, step: int, state: TrainState, *, wait: bool = False) -> None:
+        self._settle()
+        if self.saved == step:
+            return
+        if self.writers is not None:
+            self.writers.flush()
+        metrics = _flat(self.results) if self.evaluated == step else {}
+        self.checkpoints.save(step, state, metrics, wait=wait)
+        self.saved, self.saved_at = step, time.monotonic()
+        self.meter.restart()
+
+    def _leave(self, step: int, state: TrainState) -> None:
+        """A signal has come: save the last finished step, once, and exit."""
+        if step > 0:
+            self._save(step, state, wait=True)
+        self.checkpoints.close()
+        self.progress.say(
+            f"stopped at step {step} of {self.steps}; the same command goes on from there"
+        )
+        raise SystemExit(self.stop.exit_code)
+
+    def _end(self, step: int, state: TrainState) -> dict[str, float]:
+        """The last evaluation has been made and saved: predictions, summary, finished.json."""
+        self._settle()
+        self.progress.doing("finishing")
+        self.checkpoints.close()
+        summary = _finish(self.task, self.workdir, state.params, self.results)
+        best = self.checkpoints.best_step()
+        if best not in (None, step):
+            summary += f"\nbest {self.task.best_metric[0]}: the checkpoint of step {best}"
+        end = {"step": step, "results": self.results, "summary": summary.strip("\n")}
+        folder.on_first_process(lambda: folder.write_json(self.workdir, folder.FINISHED, end))
+        self.progress.close()
+        self.progress.say(f"finished: step {step} of {self.steps}, in {self.workdir}")
+        self.progress.say(end["summary"])
+        return _flat(self.results)
+
+
+def _finish(task: Task, workdir: str, params: Any, results: Results) -> str:
+    """The task's end, on process 0 alone, which therefore needs all of the parameters."""
+    if jax.process_count() > 1:
+        params = multihost_utils.process_allgather(params, tiled=True)
+    return folder.on_first_process(lambda: task.finish(workdir, params, results)) or ""
+
+
+def _agree(here: bool) -> bool:
+    """What process 0 says."""
+    if jax.process_count() == 1:
+        return here
+    return bool(multihost_utils.broadcast_one_to_all(np.int32(here)))
+
+
+_LAST = ("learning_rate", "grad_norm")
+
+
+def _order(name: str) -> tuple[int, str]:
+    """Losses first, then other means, then how the step went."""
+    if name in _LAST:
+        return 2 + _LAST.index(name), name
+    return int(not name.endswith("loss")), name
+
+
+def _flat(results: Results) -> dict[str, float]:
+    return {
+        f"{split}/{name}": v for split, figures in results.items() for name, v in figures.items()
+    }
+
+
+def _unflat(metrics: Mapping[str, float]) -> Results:
+    results: Results = {}
+    for name, value in metrics.items():
+        split, _, figure = name.partition("/")
+        results.setdefault(split, {})[figure] = value
+    return results

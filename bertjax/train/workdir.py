@@ -1,0 +1,201 @@
+"""A run's folder: who may write in it, which config it was made with, whether it is finished."""
+
+from __future__ import annotations
+
+import fcntl
+import fnmatch
+import json
+import os
+import socket
+import time
+from collections.abc import Callable, Mapping
+from typing import IO, Any, TypeVar
+
+import jax
+import numpy as np
+from etils import epath
+from jax.experimental import multihost_utils
+
+from bertjax.errors import UserError
+
+CONFIG = "config.json"
+FINISHED = "finished.json"
+LOCK = ".lock"
+
+# Config keys that may change when a run goes on; every other one would make it another run.
+MAY_CHANGE = (
+    "train.*", "checkpoint.*", "mesh.*", "init_from", "new_head", "model.attention",
+    "model.remat", "data.workers", "data.source", "data.vocab", "data.eval_batch_size",
+)  # fmt: skip
+# The data's own fingerprint is among the artifacts, so its path may change. Frozen layers have
+# no moments: thawing them is another run.
+MAY_NOT_CHANGE = ("train.frozen_layers", "train.seeds")
+
+T = TypeVar("T")
+
+
+def on_first_process(function: Callable[[], T]) -> T | None:
+    """Call `function` on process 0 alone; all processes fail if it fails there.
+
+    Raises whatever it raises on process 0, and `UserError` on the others.
+    """
+    if jax.process_count() == 1:
+        return function()
+    result, error = None, None
+    if jax.process_index() == 0:
+        try:
+            result = function()
+        except Exception as caught:
+            error = caught
+    failed = bool(multihost_utils.broadcast_one_to_all(np.int32(error is not None)))
+    if error is not None:
+        raise error
+    if failed:
+        raise UserError("process 0 has stopped the run; its own message says why")
+    return result
+
+
+def lock(workdir: str) -> IO[str] | None:
+    """Hold the workdir until the returned file is closed; `UserError` if another run does.
+
+    The lock is the kernel's, so it ends with its process however that dies. Object stores have
+    none (None is returned): two runs in one remote workdir are not noticed.
+    """
+    if "://" in workdir:
+        return None
+    path = os.path.join(workdir, LOCK)
+    try:
+        os.makedirs(workdir, exist_ok=True)
+        # lockf, not flock: a forked worker that outlives the run must not keep the lock.
+        file = open(path, "a+", encoding="utf-8")  # noqa: SIM115
+    except OSError as error:
+        raise UserError(f"cannot write in the workdir {workdir} ({error.strerror})") from error
+    _take(file, workdir)
+    file.truncate(0)
+    file.write(f"process {os.getpid()} on {socket.gethostname()}\n")
+    file.flush()
+    return file
+
+
+def _take(file: Any, workdir: str) -> None:
+    deadline = time.monotonic() + 3  # a killed run may take a moment to be gone
+    while True:
+        try:
+            return fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except (BlockingIOError, PermissionError):
+            if time.monotonic() > deadline:
+                file.seek(0)
+                owner = file.read(200).strip() or "another process"
+                raise UserError(
+                    f"the workdir {workdir} is in use by {owner}: wait for it, or choose another "
+                    "--workdir"
+                ) from None
+        except OSError as error:
+            raise UserError(f"cannot lock {workdir} ({error.strerror})") from error
+        time.sleep(0.1)
+
+
+def flat(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Nested dicts as dotted keys."""
+    result: dict[str, Any] = {}
+    for key, value in config.items():
+        if isinstance(value, Mapping):
+            result |= flat(value, f"{prefix}{key}.")
+        else:
+            result[prefix + key] = value
+    return result
+
+
+def compare_configs(
+    saved: Mapping[str, Any], new: Mapping[str, Any]
+) -> tuple[dict[str, tuple[Any, Any]], dict[str, tuple[Any, Any]]]:
+    """What differs between two nested configs, as dotted key -> (saved, new).
+
+    Returns (refused, said): those that would make another run of this one, and those that may
+    change while a run goes on. Keys that only one of them has are of another version: no
+    difference.
+    """
+    before, after = flat(saved), flat(json.loads(json.dumps(new)))
+    refused: dict[str, tuple[Any, Any]] = {}
+    said: dict[str, tuple[Any, Any]] = {}
+    for key in before.keys() & after.keys():
+        if before[key] != after[key]:
+            free = any(fnmatch.fnmatch(key, pattern) for pattern in MAY_CHANGE)
+            where = said if free and key not in MAY_NOT_CHANGE else refused
+            where[key] = (before[key], after[key])
+    return dict(sorted(refused.items())), dict(sorted(said.items()))
+
+
+def read_config(workdir: str) -> tuple[dict[str, Any], dict[str, Any]] | None:
+    """(config, artifacts) of a workdir as nested dicts, None where there are none yet."""
+    path = epath.Path(workdir) / CONFIG
+    if not path.exists():
+        return None
+    try:
+        content = json.loads(path.read_text())
+        return content["config"], content["artifacts"]
+    except (ValueError, KeyError, TypeError) as error:
+        raise UserError(f"{path} is not a config that bertjax has written ({error!r})") from error
+
+
+def enter(
+    workdir: str,
+    config: Mapping[str, Any],
+    artifacts: Mapping[str, Any],
+    *,
+    resuming: bool,
+    say: Callable[[str], None],
+) -> None:
+    """Write config.json; where a run goes on, first compare it with the one it began with.
+
+    Raises `UserError` that lists the differences under which it must not go on.
+    """
+    saved = read_config(workdir) if resuming else None
+    if saved is not None:
+        refused, said = compare_configs(saved[0], config)
+        refused |= compare_configs({"artifacts": saved[1]}, {"artifacts": artifacts})[0]
+
+        def listed(differences: Mapping[str, tuple[Any, Any]]) -> str:
+            return ", ".join(
+                f"{k}: {_short(a)} -> {_short(b)}" for k, (a, b) in differences.items()
+            )
+
+        if refused:
+            raise UserError(
+                f"the run in {workdir} was made with another config ({listed(refused)}): take its "
+                "values, or another --workdir"
+            )
+        if said:
+            say(f"the config has changed since this run began: {listed(said)}")
+    write_json(workdir, CONFIG, {"config": config, "artifacts": artifacts})
+
+
+def _short(value: Any) -> str:
+    text = json.dumps(value)
+    return text if len(text) <= 60 else text[:57] + "..."
+
+
+def write_json(workdir: str, name: str, content: Any) -> None:
+    """Write one JSON file of a workdir; a kill leaves the old one or the new one."""
+    path = epath.Path(workdir) / name
+    text = json.dumps(content, indent=2) + "\n"
+    try:
+        if "://" in workdir:
+            path.write_text(text)
+            return
+        with open(f"{path}.tmp", "w", encoding="utf-8") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(f"{path}.tmp", path)
+    except OSError as error:
+        raise UserError(f"cannot write {path} ({error.strerror or error})") from error
+
+
+def read_finished(workdir: str) -> dict[str, Any] | None:
+    """{'step', 'results', 'summary'} of a finished run, else None."""
+    path = epath.Path(workdir) / FINISHED
+    try:
+        return json.loads(path.read_text())
+    except (FileNotFoundError, NotADirectoryError, ValueError):
+        return None
