@@ -198,7 +198,8 @@ def check_key(key: str) -> None:
         initials = "".join(word[0] for word in leaf.split("_"))  # lr for learning_rate
         names = (known, leaf, initials) if len(initials) > 1 else (known, leaf)
         wanted = (key, key.rsplit(".", 1)[-1])
-        return max(difflib.SequenceMatcher(None, a, b).ratio() for a in names for b in wanted)
+        ratio = max(difflib.SequenceMatcher(None, a, b).ratio() for a in names for b in wanted)
+        return ratio + 0.1 * (leaf[0] == wanted[1][:1])
 
     nearest = max(BY_KEY, key=likeness)
     raise UserError(f"unknown config key '{key}'; did you mean '{nearest}'? (--help lists all)")
