@@ -29,7 +29,8 @@ from jax.sharding import Mesh
 from bertjax.errors import UserError
 from bertjax.parallel import mesh as meshes
 from bertjax.tasks.task import Batch, Rows, Task
-from bertjax.train import checkpoint, workdir as folder
+from bertjax.train import checkpoint
+from bertjax.train import workdir as folder
 from bertjax.train.evaluation import Evaluator
 from bertjax.train.optimizer import make_optimizer, make_schedule
 from bertjax.train.profile import Profile
