@@ -239,6 +239,33 @@ def with_argument(
     return config
 
 
+# The two phases of the published recipe (Devlin et al. 2019, A.2): the same but for these.
+PHASES: Mapping[str, Mapping[str, Any]] = {
+    "phase1": {"data.seq_length": 128, "data.max_predictions": 20, "train.steps": 900_000},
+    "phase2": {"data.seq_length": 512, "data.max_predictions": 77, "train.steps": 100_000},
+}
+
+
+def published_recipe(
+    size: str, argument: str, values: Mapping[str, Any] | None = None
+) -> config_dict.ConfigDict:
+    """The paper's pretraining of a size, phase 1; `values` are set before the argument."""
+    sizes = {n: {f"model.{k}": v for k, v in s.items()} for n, s in SIZES.items()}
+    recipe = {
+        "model.vocab_size": 30522,
+        "model.dtype": "bfloat16",
+        "data.source": "data/english",
+        "data.batch_size": 256,
+        "data.eval_examples": 10_000,
+        "optimizer.learning_rate": 1e-4,
+        "optimizer.warmup_steps": 10_000,
+        "train.eval_every": 10_000,
+        "checkpoint.every": 5_000,
+    }
+    config = update(default_config(), sizes[size] | recipe | PHASES["phase1"] | (values or {}))
+    return with_argument(config, argument, sizes | PHASES)
+
+
 def _number(key: str, text: str) -> Any:
     default = BY_KEY[f"model.{key}"].default
     try:

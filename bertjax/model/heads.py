@@ -71,11 +71,13 @@ class BertForPreTraining(nn.Module):
         nsp_positions: [B, N] int32, the columns of [CLS]; column 0 if absent.
 
     Returns (mlm_logits [B, P, V padded] float32, nsp_logits [B, N, 2] float32). NSP class 0 is
-    "B follows A", class 1 "B is random". Rows of padding get a logit of about -1e30.
+    "B follows A", class 1 "B is random"; without `nsp` there is no such head and None stands for
+    its logits. Vocabulary rows that only pad the table get a logit of about -1e30.
     """
 
     config: BertConfig
     attention_fn: AttentionFn | None = None
+    nsp: bool = True
 
     @nn.compact
     def __call__(
@@ -88,7 +90,7 @@ class BertForPreTraining(nn.Module):
         masked_positions: jax.Array | None = None,
         nsp_positions: jax.Array | None = None,
         deterministic: bool = True,
-    ) -> tuple[jax.Array, jax.Array]:
+    ) -> tuple[jax.Array, jax.Array | None]:
         output = BertModel(self.config, self.attention_fn, name="bert")(
             input_ids, token_type_ids, attention_mask, position_ids,
             cls_positions=nsp_positions, deterministic=deterministic,
@@ -97,8 +99,9 @@ class BertForPreTraining(nn.Module):
         if masked_positions is not None:
             hidden = jnp.take_along_axis(hidden, masked_positions[..., None], axis=1)
         mlm_logits = MaskedLMHead(self.config, name="mlm")(hidden, output.word_embedding)
-        nsp_logits = Linear(self.config, 2, name="nsp")(output.pooled, deterministic)
-        return mlm_logits, nsp_logits
+        if not self.nsp:
+            return mlm_logits, None
+        return mlm_logits, Linear(self.config, 2, name="nsp")(output.pooled, deterministic)
 
 
 class BertForClassification(nn.Module):

@@ -1,0 +1,157 @@
+"""From a command line to a task that can run: what the training front doors share.
+
+Where the parameters come from, in this order: the workdir's own checkpoint, `init_from`, fresh
+ones. With `init_from`, sizes, casing and vocabulary are the checkpoint's.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from ml_collections import config_dict
+
+from bertjax import config as configs
+from bertjax import interop
+from bertjax.data.tokenizer import Tokenizer
+from bertjax.errors import UserError
+from bertjax.model.heads import BertForPreTraining
+from bertjax.parallel import distributed
+from bertjax.tasks import make_task
+from bertjax.tasks.task import Task
+from bertjax.train import checkpoint
+from bertjax.train import workdir as workdirs
+
+
+@dataclasses.dataclass(frozen=True)
+class Run:
+    """What the loop needs. `load_initial` turns abstract parameters into those of init_from."""
+
+    config: config_dict.ConfigDict
+    task: Task
+    load_initial: Callable[[Any], Any] | None
+
+
+def environment(config: config_dict.ConfigDict) -> None:
+    """Settings that must be made before JAX finds its devices."""
+    if config.train.deterministic:
+        distributed.set_deterministic(configs.stderr)
+
+
+def prepare(command: configs.CommandLine, workdir: str) -> Run:
+    """Resolve the config, check it, and build its task.
+
+    Raises:
+        UserError: whatever is wrong with config, checkpoint, corpus or vocabulary.
+    """
+    config = command.config
+    published, tokenizer = None, None
+    if config.init_from:
+        resumed = _resumed(config, workdir)
+        if resumed is not None:  # init_from was read when this run began
+            sizes, tokenizer = resumed, Tokenizer.load(workdir)
+        else:
+            published = interop.read_checkpoint(config.init_from)
+            for note in published.notes:
+                configs.stderr(f"{config.init_from}: {note}")
+            sizes, tokenizer = published.config, published.tokenizer
+        config = _with_sizes(config, sizes, command.explicit)
+        if tokenizer is not None:
+            _check_casing(config, tokenizer, command.explicit)
+    config = configs.resolve(config)
+    task = make_task(config, workdir, tokenizer)
+    load = None if published is None else _loader(task, published)
+    return Run(config, task, load)
+
+
+def _resumed(config: config_dict.ConfigDict, workdir: str) -> dict[str, Any] | None:
+    """The model's sizes of a run of this init_from that has a checkpoint, else None."""
+    if not checkpoint.committed_steps(checkpoint.root(workdir) / checkpoint.FOLDER):
+        return None
+    saved = workdirs.read_config(workdir)
+    if saved is None or saved[0].get("init_from") != config.init_from:
+        return None
+    return {key: saved[0]["model"][key] for key in configs.SIZE_KEYS}
+
+
+def _with_sizes(
+    config: config_dict.ConfigDict, sizes: dict[str, Any], explicit: frozenset[str]
+) -> config_dict.ConfigDict:
+    """A copy with the checkpoint's sizes; UserError where the command line asks for others."""
+    config = config_dict.ConfigDict(config.to_dict())
+    for key in configs.SIZE_KEYS:
+        asked, has = config.model[key], sizes[key]
+        if f"model.{key}" in explicit and asked not in (has, 0):
+            raise UserError(
+                f"config.model.{key}={asked} was asked for, but {config.init_from} has {has}: "
+                "leave it out, or start without init_from"
+            )
+        config.model[key] = has
+    return config
+
+
+def _check_casing(
+    config: config_dict.ConfigDict, tokenizer: Tokenizer, explicit: frozenset[str]
+) -> None:
+    lower = tokenizer.settings["do_lower_case"]
+    if "data.lower_case" in explicit and config.data.lower_case != lower:
+        raise UserError(
+            f"config.data.lower_case={config.data.lower_case} was asked for, but the vocabulary of "
+            f"{config.init_from} was made with {lower}: leave it out"
+        )
+    config.data.lower_case = lower
+
+
+def _loader(task: Task, published: interop.Published) -> Callable[[Any], Any]:
+    """Abstract parameters -> those of the checkpoint, with fresh ones where it has none."""
+
+    def load(abstract: Any) -> Any:
+        new_head = "allow" if task.config.new_head else "refuse"
+        params, coverage = interop.initial_params(published, abstract, new_head=new_head)
+        configs.stderr(f"{published.source}: {coverage}")
+        if not coverage.new:
+            return params
+        shardings = jax.tree.map(lambda x: x.sharding, abstract)
+        init = jax.jit(lambda key: task.fresh_params(key), out_shardings=shardings)
+        return _merged(init(jax.random.key(task.config.seed)), params)
+
+    return load
+
+
+def _merged(fresh: Any, given: Any) -> Any:
+    """`fresh` with every leaf that `given` has."""
+    if not isinstance(fresh, dict):
+        return given
+    return {k: _merged(v, given[k]) if k in given else v for k, v in fresh.items()}
+
+
+def summary(command: configs.CommandLine) -> str:
+    """The module tree of the config's encoder and heads, with shapes and counts; no allocation."""
+    config = configs.resolve(command.config)
+    if config.model.vocab_size == 0:
+        config.model.vocab_size = 30522
+    model = BertForPreTraining(configs.bert_config(config))
+    ids = jax.ShapeDtypeStruct((1, config.data.seq_length), jnp.int32)
+    params = jax.eval_shape(model.init, jax.random.key(0), ids)["params"]
+    padding = (model.config.padded_vocab_size - model.config.vocab_size) * config.model.hidden_size
+    lines, counts = [], {}
+    for path, leaf in jax.tree_util.tree_leaves_with_path(
+        params, is_leaf=lambda x: hasattr(x, "names")
+    ):
+        names = [key.key for key in path]
+        shape = leaf.value.shape
+        axes = ", ".join(f"{n} {s}" for n, s in zip(leaf.names, shape, strict=True))
+        counts[names[0]] = counts.get(names[0], 0) + leaf.value.size
+        lines.append(f"{'/'.join(names):58} {leaf.value.size:>13,}  [{axes}]")
+    real = counts["bert"] - padding
+    lines += [
+        "",
+        f"encoder and pooler: {real:,} parameters (vocabulary {model.config.vocab_size:,}, padded "
+        f"to {model.config.padded_vocab_size:,} rows in memory)",
+        f"MLM head: {counts['mlm'] - padding // config.model.hidden_size:,} (its decoder is the "
+        f"word embedding); NSP head: {counts['nsp']:,}",
+    ]
+    return "\n".join(lines)

@@ -1,0 +1,219 @@
+"""Pretraining: masked language modelling and next-sentence prediction (Devlin et al. 2019, 3.1).
+
+The corpus gives unmasked rows; which tokens are masked is drawn inside the step, anew each epoch.
+Evaluation masks 15 % whatever training does, and always the same tokens of the same pairs, so that
+figures of different runs on one corpus can be compared.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from ml_collections import config_dict
+
+from bertjax.config import bert_config
+from bertjax.data.loader import PretrainLoader
+from bertjax.data.masking import mask_counts, mask_tokens
+from bertjax.data.store import PreparedCorpus
+from bertjax.data.tokenizer import Tokenizer
+from bertjax.errors import UserError
+from bertjax.model.heads import BertForPreTraining
+from bertjax.tasks.task import Batch, Mean, Rows, Task
+from bertjax.train.loss import accuracy, cross_entropy, ignore_labels
+
+EVAL_MASK_RATE = 0.15
+# Held-out pairs and masks do not depend on the run's seed.
+EVAL_SEED = 0
+# Folded into the seed, so that masks share no random bits with dropout or initialisation.
+MASK_STREAM = 0x3A5C
+EXAMPLES_SHOWN = 4
+
+
+class Pretrain(Task):
+    """BERT's two pretraining losses on a prepared corpus."""
+
+    name = "pretrain"
+    best_metric = ("validation/loss", False)
+
+    def __init__(self, config: config_dict.ConfigDict, corpus: str, tokenizer: Tokenizer) -> None:
+        """`config` is resolved, with model.vocab_size that of `tokenizer`; `corpus` is a prepared
+        folder. UserError where the corpus cannot give examples for it."""
+        data = config.data
+        self.config, self.tokenizer = config, tokenizer
+        self.model = BertForPreTraining(bert_config(config), nsp=data.nsp)
+        self.loss_weights = {"mlm_loss": config.loss.mlm}
+        if data.nsp:
+            self.loss_weights["nsp_loss"] = config.loss.nsp
+        self._corpora = {split: PreparedCorpus(corpus, split) for split in corpus_splits(corpus)}
+        self.eval_splits = tuple(split for split in self._corpora if split != "train")
+        self._loaders = {split: self._loader(split) for split in self._corpora}
+        examples = self._loaders["train"].examples_per_epoch
+        self.train_steps = config.train.steps or int(
+            config.train.epochs * examples / data.batch_size
+        )
+        if self.train_steps < 1:
+            raise UserError(
+                f"config.train.steps={config.train.steps} and config.train.epochs="
+                f"{config.train.epochs} make no step: set one of them"
+            )
+        limit = data.max_predictions or data.seq_length
+        self._counts = {
+            True: mask_counts(data.seq_length, data.mask_rate, limit),
+            False: mask_counts(data.seq_length, EVAL_MASK_RATE, data.seq_length),
+        }
+        self._unigram = self._corpora["train"].unigram_log_probabilities(tokenizer.vocab_size)
+
+    def _loader(self, split: str) -> PretrainLoader:
+        data, train = self.config.data, split == "train"
+        return PretrainLoader(
+            self._corpora[split],
+            self.tokenizer,
+            seq_length=data.seq_length,
+            batch_size=data.batch_size if train else data.eval_batch_size,
+            seed=self.config.seed if train else EVAL_SEED,
+            nsp=data.nsp,
+            short_rate=data.short_rate,
+            packing=data.packing,
+            whole_word=data.whole_word,
+            workers=data.workers if train else 0,
+        )
+
+    def batch_spec(self) -> dict[str, jax.ShapeDtypeStruct]:
+        return self._loaders["train"].batch_spec()
+
+    def train_batches(self, start_step: int, rows: Rows) -> Iterator[Batch]:
+        return self._loaders["train"].batches(start_step, rows.of(self.config.data.batch_size))
+
+    def eval_batches(self, split: str, rows: Rows) -> Iterator[Batch]:
+        data = self.config.data
+        return self._loaders[split].eval_batches(
+            rows.of(data.eval_batch_size), limit=data.eval_examples
+        )
+
+    def init_params(self, key: jax.Array) -> Any:
+        ids = jnp.zeros((1, self.config.data.seq_length), jnp.int32)
+        return self.model.init(key, ids)["params"]
+
+    def inputs(self, batch: Mapping[str, jax.Array], *, train: bool) -> Mapping[str, jax.Array]:
+        """`batch` with its tokens masked and the positions, labels and weights of the masks."""
+        data = self.config.data
+        seed = self.config.seed if train else EVAL_SEED
+        kept = max(0.0, 1.0 - data.replace_mask - data.replace_random)
+        replace = (data.replace_mask, data.replace_random, kept) if train else (0.8, 0.1, 0.1)
+        masked = mask_tokens(
+            batch["input_ids"],
+            batch["attention_mask"],
+            batch["example"],
+            jax.random.fold_in(jax.random.key(seed), MASK_STREAM),
+            counts=self._counts[train],
+            special_ids=self.tokenizer.special_ids,
+            mask_id=self.tokenizer.mask_id,
+            vocab_size=self.tokenizer.vocab_size,
+            replace=replace,
+            continues=batch.get("continues"),
+        )
+        if "weight" in batch:  # rows that only fill an evaluation batch
+            masked["masked_weights"] *= batch["weight"][:, None]
+        return {**batch, **masked}
+
+    def losses(
+        self, params: Any, inputs: Mapping[str, jax.Array], *, dropout_key: jax.Array | None
+    ) -> dict[str, Mean]:
+        mlm_logits, nsp_logits = self._apply(params, inputs, dropout_key)
+        labels, weights = inputs["masked_labels"], inputs["masked_weights"]
+        means = {
+            "mlm_loss": cross_entropy(mlm_logits, labels, weights),
+            "mlm_accuracy": accuracy(mlm_logits, labels, weights),
+        }
+        if nsp_logits is not None:
+            rows = inputs["weight"][:, None] if "weight" in inputs else None
+            nsp_labels, nsp_weights = ignore_labels(inputs["nsp_labels"], rows)
+            means["nsp_loss"] = cross_entropy(nsp_logits, nsp_labels, nsp_weights)
+            means["nsp_accuracy"] = accuracy(nsp_logits, nsp_labels, nsp_weights)
+        if "weight" in inputs:
+            unigram = -jnp.asarray(self._unigram)[labels]
+            means["unigram_loss"] = (jnp.sum(unigram * weights), jnp.sum(weights))
+        return means
+
+    def _apply(
+        self, params: Any, inputs: Mapping[str, jax.Array], dropout_key: jax.Array | None
+    ) -> tuple[jax.Array, jax.Array | None]:
+        return self.model.apply(
+            {"params": params},
+            inputs["input_ids"],
+            inputs["token_type_ids"],
+            inputs["attention_mask"],
+            inputs.get("position_ids"),
+            masked_positions=inputs["masked_positions"],
+            nsp_positions=inputs.get("nsp_positions"),
+            deterministic=dropout_key is None,
+            rngs=None if dropout_key is None else {"dropout": dropout_key},
+        )
+
+    def metrics(
+        self, split: str, means: Mapping[str, float], outputs: Mapping[str, np.ndarray]
+    ) -> dict[str, float]:
+        """The means and `perplexity`, exp of the MLM loss."""
+        del split, outputs
+        return {**means, "perplexity": float(np.exp(means["mlm_loss"]))}
+
+    def chance_levels(self) -> dict[str, float]:
+        entropy = float(-(np.exp(self._unigram) * self._unigram).sum())
+        return {"mlm_loss": entropy} | ({"nsp_accuracy": 0.5} if self.config.data.nsp else {})
+
+    def artifacts(self) -> dict[str, Any]:
+        return {
+            "corpus": self._corpora["train"].fingerprint,
+            "vocab": self.tokenizer.fingerprint,
+            "best_metric": list(self.best_metric),
+        }
+
+    def save_assets(self, workdir: str) -> None:
+        self.tokenizer.save(workdir)
+
+    def finish(self, workdir: str, params: Any, results: Mapping[str, Mapping[str, float]]) -> str:
+        del workdir
+        tables = [_summary(split, results[split]) for split in self.eval_splits if split in results]
+        return "\n".join([*tables, *self._filled_masks(params)])
+
+    def _filled_masks(self, params: Any) -> list[str]:
+        """A few held-out rows with their masks, what the model puts there and what stood there."""
+        batch = next(iter(self.eval_batches(self.eval_splits[0], Rows())))
+        batch = {name: value[:EXAMPLES_SHOWN] for name, value in batch.items()}
+
+        def guess(params: Any, batch: Batch) -> tuple[Mapping[str, jax.Array], jax.Array]:
+            inputs = self.inputs(batch, train=False)
+            return inputs, jnp.argmax(self._apply(params, inputs, None)[0], axis=-1)
+
+        inputs, guesses = jax.device_get(jax.jit(guess)(params, batch))
+        lines = ["held-out text, [guess|original] where they differ, [guess] where they agree:"]
+        for row in range(len(guesses)):
+            if not batch["weight"][row]:
+                continue
+            tokens = self.tokenizer.tokens(batch["input_ids"][row])
+            chosen = inputs["masked_weights"][row] > 0
+            for place, best in zip(
+                inputs["masked_positions"][row][chosen], guesses[row][chosen], strict=True
+            ):
+                best = self.tokenizer.tokens([best])[0]
+                original = tokens[place]
+                tokens[place] = f"[{best}]" if best == original else f"[{best}|{original}]"
+            real = [t for t, m in zip(tokens, batch["attention_mask"][row], strict=True) if m]
+            lines.append("  " + " ".join(real).replace(" ##", ""))
+        return lines
+
+
+def _summary(split: str, figures: Mapping[str, float]) -> str:
+    better = figures["unigram_loss"] - figures["mlm_loss"]
+    text = (
+        f"{split}: MLM loss {figures['mlm_loss']:.3f} nats (perplexity "
+        f"{figures['perplexity']:.1f}), {better:.3f} below the unigram loss of the same tokens, "
+        f"{figures['unigram_loss']:.3f}; MLM accuracy {figures['mlm_accuracy']:.3f}"
+    )
+    if "nsp_accuracy" in figures:
+        text += f"; NSP accuracy {figures['nsp_accuracy']:.3f}"
+    return text
