@@ -9,7 +9,7 @@ to run out of memory.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import flax.linen as nn
@@ -39,24 +39,24 @@ RULES: dict[str, tuple[str, ...]] = {
 }
 
 
-def partition_spec(names: Sequence[str]) -> PartitionSpec:
-    """The mesh axes of an array whose axes are called `names`.
+def partition_spec(names: Sequence[str], gathered: bool = False) -> PartitionSpec:
+    """The mesh axes of an array whose axes are called `names`; without fsdp if `gathered`.
 
     A mesh axis serves once in an array: where two names ask for it, the first has it. Vectors
     (one axis beside `layers`) are not split over fsdp: they are less than a thousandth of the
-    bytes, and each would cost a gather of its own.
+    bytes, and each would cost a gather of its own. Raises ValueError for an unknown name.
     """
     for name in names:
         if name not in RULES:
-            raise ValueError(f"Unknown logical axis {name!r} in {tuple(names)}: see parallel/rules")
+            raise ValueError(f"unknown logical axis {name!r}: not one of {', '.join(RULES)}")
     vector = len([name for name in names if name != "layers"]) < 2
-    used: set[str] = set()
-    entries = []
+    taken = {"fsdp"} if gathered or vector else set()
+    entries: list[Any] = []
     for name in names:
-        axes = tuple(a for a in RULES[name] if a not in used and not (vector and a == "fsdp"))
-        used.update(axes)
-        entries.append(axes if len(axes) != 1 else axes[0])
-    return PartitionSpec(*(entry or None for entry in entries))
+        axes = tuple(axis for axis in RULES[name] if axis not in taken)
+        taken.update(axes)
+        entries.append(axes[0] if len(axes) == 1 else axes or None)
+    return PartitionSpec(*entries)
 
 
 def shardings(mesh: Mesh, boxed: Any) -> Any:
@@ -66,18 +66,40 @@ def shardings(mesh: Mesh, boxed: Any) -> Any:
     UserError where a mesh axis does not divide the axis it should split.
     """
 
-    def one(path: jax.tree_util.KeyPath, leaf: Any) -> NamedSharding:
+    def one(where: str, shape: tuple[int, ...], names: Sequence[str]) -> NamedSharding:
+        spec = partition_spec(names)
+        _check_divides(mesh, where, shape, names, spec)
+        return NamedSharding(mesh, spec)
+
+    return _map_names(one, boxed)
+
+
+def gathered_shardings(mesh: Mesh, boxed: Any) -> Any:
+    """Where parameters lie while a step uses them: those outside the stack of layers whole over
+    fsdp, since the partitioner would else split activations by their rows' weights and compute
+    heads once for each device. Layers stay in pieces; the scan gathers one at a time."""
+
+    def one(where: str, shape: tuple[int, ...], names: Sequence[str]) -> NamedSharding:
+        return NamedSharding(mesh, partition_spec(names, gathered="layers" not in names))
+
+    return _map_names(one, boxed)
+
+
+def _map_names(function: Callable[..., Any], boxed: Any) -> Any:
+    """tree.map of function(path, shape, names) over boxed leaves; others raise ValueError."""
+
+    def one(path: jax.tree_util.KeyPath, leaf: Any) -> Any:
         where = jax.tree_util.keystr(path, simple=True, separator="/")
         names = getattr(leaf, "names", None)
-        shape = leaf.value.shape if names is not None else leaf.shape
+        shape = leaf.shape if names is None else leaf.value.shape
         if names is None or len(names) != len(shape):
             raise ValueError(f"{where} {shape}: axis names {names}, not one for each axis")
         try:
-            spec = partition_spec(names)
+            return function(where, shape, names)
+        except UserError:
+            raise
         except ValueError as error:
             raise ValueError(f"{where}: {error}") from None
-        _check_divides(mesh, where, shape, names, spec)
-        return NamedSharding(mesh, spec)
 
     return jax.tree_util.tree_map_with_path(one, boxed, is_leaf=nn.meta.is_axis_metadata)
 

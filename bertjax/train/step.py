@@ -98,13 +98,14 @@ def make_train_step(
     processes or restarts.
     """
     abstract = abstract_state(task, optimizer, mesh)
+    gradients = _gradients(task, mesh, accumulate)
     optimizer = optax.with_extra_args_support(optimizer)
 
     def train_step(state: TrainState, batch: Arrays) -> tuple[TrainState, dict[str, jax.Array]]:
         with _tracing(task, mesh):
             inputs = task.inputs(batch, train=True)
             key = jax.random.fold_in(jax.random.key(seed), state.step)
-            means, grads = _gradients(task, mesh, state.params, inputs, key, accumulate)
+            means, grads = gradients(state.params, inputs, key)
             grads = jax.lax.with_sharding_constraint(grads, _shardings(abstract.params))
             loss, grad_norm = _loss(task, means), optax.global_norm(grads)
             finite = jnp.isfinite(loss) & jnp.isfinite(grad_norm)
@@ -145,9 +146,11 @@ def make_eval_step(
     outputs: task.outputs, arrays [B, ...] whole on every process, in the order of the rows.
     """
 
+    gather = _gather(task, mesh)
+
     def eval_step(params: Params, batch: Arrays) -> tuple[dict[str, Mean], dict[str, jax.Array]]:
         with _tracing(task, mesh):
-            inputs = task.inputs(batch, train=False)
+            inputs, params = task.inputs(batch, train=False), gather(params)
             return task.losses(params, inputs, dropout_key=None), task.outputs(params, inputs)
 
     return jax.jit(
@@ -164,35 +167,46 @@ def abstract_batch(task: Task, mesh: Mesh) -> dict[str, jax.ShapeDtypeStruct]:
 
 
 def _gradients(
-    task: Task, mesh: Mesh, params: Params, inputs: Arrays, key: jax.Array, accumulate: int
-) -> tuple[dict[str, Mean], Params]:
-    """Means of the whole batch and the gradient of its loss, over `accumulate` microbatches."""
+    task: Task, mesh: Mesh, accumulate: int
+) -> Callable[[Params, Arrays, jax.Array], tuple[dict[str, Mean], Params]]:
+    """(params, inputs, key) -> the means of a whole batch and the gradient of its loss."""
+    gather = _gather(task, mesh)
 
-    def part(params: Params, inputs: Arrays, key: jax.Array, weights: dict[str, jax.Array] | None):
-        means = task.losses(params, inputs, dropout_key=key)
-        weights = weights or {name: means[name][1] for name in task.loss_weights}
-        return _loss(task, {name: (means[name][0], weights[name]) for name in weights}), means
+    def loss(
+        params: Params, inputs: Arrays, key: jax.Array, weights: Mapping[str, jax.Array]
+    ) -> tuple[jax.Array, dict[str, Mean]]:
+        means = task.losses(gather(params), inputs, dropout_key=key)
+        return _loss(task, means, weights), means
 
-    gradient = jax.grad(part, has_aux=True)
-    if accumulate == 1:
-        grads, means = gradient(params, inputs, jax.random.fold_in(key, 0), None)
+    gradient = jax.grad(loss, has_aux=True)
+
+    def at_once(params: Params, inputs: Arrays, key: jax.Array) -> tuple[dict[str, Mean], Params]:
+        grads, means = gradient(params, inputs, jax.random.fold_in(key, 0), {})
         return means, grads
 
-    # The divisor is the weight of the whole batch, known before the first microbatch. Only the
-    # weights are used, so the compiler drops the forward pass that this seems to ask for.
-    whole = task.losses(params, inputs, dropout_key=None)
-    weights = {name: whole[name][1] for name in task.loss_weights}
+    def in_parts(params: Params, inputs: Arrays, key: jax.Array) -> tuple[dict[str, Mean], Params]:
+        # The divisors are the weights of the whole batch, wanted before the first microbatch. Only
+        # the weights are used, so the compiler drops the forward pass that this seems to ask for.
+        whole = task.losses(params, inputs, dropout_key=None)
+        weights = {name: whole[name][1] for name in task.loss_weights}
 
-    def add(total: Any, microbatch: tuple[jax.Array, Arrays]) -> tuple[Any, None]:
-        index, rows = microbatch
-        grads, means = gradient(params, rows, jax.random.fold_in(key, index), weights)
-        return jax.tree.map(jnp.add, total, (means, grads)), None
+        def add(total: Any, microbatch: tuple[jax.Array, Arrays]) -> tuple[Any, None]:
+            index, rows = microbatch
+            grads, means = gradient(params, rows, jax.random.fold_in(key, index), weights)
+            return jax.tree.map(jnp.add, total, (means, grads)), None
 
-    zeros = jax.tree.map(jnp.zeros_like, ({name: (0.0, 0.0) for name in whole}, params))
-    total, _ = jax.lax.scan(
-        add, zeros, (jnp.arange(accumulate), _microbatches(mesh, inputs, accumulate))
-    )
-    return total
+        zeros = jax.tree.map(jnp.zeros_like, (whole, params))
+        rows = _microbatches(mesh, inputs, accumulate)
+        return jax.lax.scan(add, zeros, (jnp.arange(accumulate), rows))[0]
+
+    return at_once if accumulate == 1 else in_parts
+
+
+def _gather(task: Task, mesh: Mesh) -> Callable[[Params], Params]:
+    """Parameters from where they are stored to where a step uses them."""
+    boxed = jax.eval_shape(task.init_params, jax.random.key(0))
+    shardings = rules.gathered_shardings(mesh, boxed)
+    return lambda params: jax.lax.with_sharding_constraint(params, shardings)
 
 
 def _microbatches(mesh: Mesh, inputs: Arrays, accumulate: int) -> Arrays:
@@ -210,8 +224,15 @@ def _microbatches(mesh: Mesh, inputs: Arrays, accumulate: int) -> Arrays:
     return jax.tree.map(cut, inputs)
 
 
-def _loss(task: Task, means: Mapping[str, Mean]) -> jax.Array:
-    return sum(c * mean(*means[name]) for name, c in task.loss_weights.items())
+def _loss(
+    task: Task, means: Mapping[str, Mean], weights: Mapping[str, jax.Array] | None = None
+) -> jax.Array:
+    """The weighted sum of the losses, each divided by its own weight or by that in `weights`."""
+    weights = weights or {}
+    return sum(
+        coefficient * mean(means[name][0], weights.get(name, means[name][1]))
+        for name, coefficient in task.loss_weights.items()
+    )
 
 
 def _fresh(params: Params, optimizer: optax.GradientTransformation) -> TrainState:
