@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import functools
 import hashlib
+import itertools
 import json
 import re
 import sys
@@ -136,7 +137,7 @@ class Tokenizer:
             "max_chars_per_word": int(max_chars_per_word),
             "split_special_tokens": bool(split_special_tokens),
         }
-        self._engines: dict[tuple[bool, bool], tokenizers.Tokenizer] = {}
+        self._engines: dict[tuple[bool, bool, bool], tokenizers.Tokenizer] = {}
 
     @classmethod
     def load(cls, path: epath.PathLike, **overrides: Any) -> Self:
@@ -249,6 +250,40 @@ class Tokenizer:
         encodings = engine.encode_batch_fast(texts, add_special_tokens=False)
         return [encoding.ids for encoding in encodings]
 
+    def encode_flat(self, texts: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
+        """Ids of many short texts in a row, for bulk work: faster again than `encode_batch`.
+
+        The texts are encoded as one, with a mark between them: a punctuation character that the
+        vocabulary lacks. Where a text has that character, another one that is [UNK] takes its
+        place. Typed special tokens are ordinary text.
+
+        Returns:
+            ids: int32 [tokens of all texts]
+            lengths: int64 [texts]; the tokens of each, which may be 0
+        """
+        if not texts:
+            return np.empty(0, np.int32), np.empty(0, np.int64)
+        if self._mark is None:
+            ids = self.encode_batch(texts, special_tokens=False)
+            flat = np.fromiter(itertools.chain.from_iterable(ids), np.int32)
+            return flat, np.fromiter(map(len, ids), np.int64)
+        mark, other = self._mark
+        joined = f"\n{mark}\n".join(
+            [text.replace(mark, other) if mark in text else text for text in texts]
+        )
+        (joined,), engine = self._prepare([joined], special_tokens=False, marked=True)
+        ids = np.array(engine.encode_batch_fast([joined])[0].ids, np.int32)
+        (marks,) = np.nonzero(ids == self.vocab_size)
+        lengths = np.diff(marks, prepend=-1, append=len(ids)) - 1
+        return np.delete(ids, marks), lengths
+
+    @functools.cached_property
+    def _mark(self) -> tuple[str, str] | None:
+        """Two punctuation characters that the vocabulary lacks, or None."""
+        known = set("".join(self.vocab))
+        free = [mark for mark in "\u2042\u2031\u203b\u2047\u2049\u204e\u2055" if mark not in known]
+        return (free[0], free[1]) if len(free) > 1 else None
+
     def tokens(self, ids: Iterable[int]) -> list[str]:
         return [self.vocab[i] for i in ids]
 
@@ -265,7 +300,7 @@ class Tokenizer:
         return [word for word, _ in pieces]
 
     def _prepare(
-        self, texts: Sequence[str], special_tokens: bool | None
+        self, texts: Sequence[str], special_tokens: bool | None, marked: bool = False
     ) -> tuple[Sequence[str], tokenizers.Tokenizer]:
         """Texts that the library accepts, one character for one, and the engine for them."""
         rare = any(not text.isascii() and _RARE.search(text) for text in texts)
@@ -276,16 +311,17 @@ class Tokenizer:
             texts = [_lower_sigma(text) if "Σ" in text else text for text in texts]
         if special_tokens is None:
             special_tokens = not self.settings["split_special_tokens"]
-        key = (bool(special_tokens), rare)
+        key = (bool(special_tokens), rare, marked)
         if key not in self._engines:
-            self._engines[key] = self._engine(special_tokens, rare)
+            self._engines[key] = self._engine(*key)
         return texts, self._engines[key]
 
-    def _engine(self, special_tokens: bool, rare: bool) -> tokenizers.Tokenizer:
+    def _engine(self, special_tokens: bool, rare: bool, marked: bool) -> tokenizers.Tokenizer:
         settings = self.settings
+        mark = {self._mark[0]: self.vocab_size} if marked and self._mark else {}
         engine = tokenizers.Tokenizer(
             models.WordPiece(
-                dict(self._ids),
+                self._ids | mark,
                 unk_token=UNK,
                 max_input_chars_per_word=settings["max_chars_per_word"],
                 continuing_subword_prefix=PREFIX,

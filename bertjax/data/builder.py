@@ -1,0 +1,500 @@
+"""Prepare a corpus: documents to a TFDS dataset of token ids in ArrayRecord.
+
+One reader cuts the documents into chunks, N processes turn chunks into records, one writer
+stores them in the reader's order. Memory holds a few chunks and one digest sketch, whatever the
+size of the corpus. The layout of the folder is in docs/architecture.md, "A prepared corpus".
+"""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import dataclasses
+import errno
+import functools
+import hashlib
+import itertools
+import json
+import multiprocessing
+import os
+import re
+import shutil
+import tempfile
+import warnings as python_warnings
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent import futures
+from typing import Any
+
+from etils import epath
+
+from bertjax.data import encoder as encoding
+from bertjax.data import report as reporting
+from bertjax.data import segmenter as segmenting
+from bertjax.data.corpus import Reading, Source, open_source
+from bertjax.data.encoder import EncodedChunk, Encoder, Piece, digest64
+from bertjax.data.storage import (
+    CORPUS,
+    INDEX,
+    REPORT,
+    SplitWriter,
+    digest_of_folder,
+    write_metadata,
+)
+from bertjax.data.tokenizer import CONFIG_FILE, VOCAB_FILE, Tokenizer, is_cased
+from bertjax.errors import UserError
+
+FINGERPRINT = "fingerprint.json"
+UNFINISHED = "UNFINISHED"
+CHUNK = 1 << 17  # characters in a chunk
+# Below this many bytes, starting worker processes costs more than they save.
+SMALL = 8 << 20
+
+Progress = Callable[[str, Reading, int | None], None]  # (what, how far, total bytes)
+
+
+@dataclasses.dataclass(frozen=True)
+class HeldOut:
+    """What is kept from training.
+
+    Attributes:
+        fraction: of the documents of the source, chosen by a digest of their text, so that
+            copies of a document stay together; they make the split 'validation'.
+        sources: name of a further split -> its source.
+    """
+
+    fraction: float = 0.05
+    sources: dict[str, str] = dataclasses.field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.fraction < 1:
+            raise UserError(f"held_out={self.fraction} is no share of the documents: give 0 to 1")
+        for name in self.sources:
+            if not re.fullmatch("[a-z][a-z0-9_]*", name) or name == "train":
+                raise UserError(
+                    f"{name!r} cannot name a held-out set: use small letters, not train"
+                )
+            if name == "validation" and self.fraction:
+                raise UserError("a held-out set named validation needs --held_out=0 beside it")
+
+    @classmethod
+    def parse(cls, values: Iterable[str | float]) -> HeldOut:
+        """From ['0.01', 'general=wiki.jsonl']: a share, and named sources."""
+        fraction, sources = cls.fraction, {}
+        for value in map(str, values):
+            name, equals, source = value.partition("=")
+            if equals:
+                sources[name] = source
+                continue
+            try:
+                fraction = float(value)
+            except ValueError:
+                raise UserError(f"held_out={value!r} is neither a share nor NAME=SOURCE") from None
+        return cls(fraction, sources)
+
+
+def prepare(
+    source: str,
+    vocab: str,
+    out: epath.PathLike,
+    *,
+    processes: int = 0,
+    lower_case: bool | None = None,
+    language: str = "en",
+    held_out: HeldOut | float = HeldOut(),
+    seed: int = 0,
+    invalid_utf8: str = "replace",
+    layout: str = "auto",
+    seq_length: int = 128,
+    segmenter: str = "",
+    progress: Progress | None = None,
+) -> epath.Path:
+    """Turn a text source into a prepared corpus; the result does not depend on `processes`.
+
+    Args:
+        source: see `corpus.py`.
+        vocab: a vocab.txt, a folder with one, or 'train:SIZE' to learn one from the source.
+        out: a folder that is absent, empty, or an interrupted preparation (it is started anew).
+        processes: 0 takes all cores, and 1 for a small corpus.
+        lower_case: None follows the vocabulary, and is True for a new one.
+        language: of the text, for sentence ends.
+        held_out: documents kept for evaluation; a number is the share of documents.
+        seed: of the choice of held-out documents.
+        invalid_utf8: 'replace' (and count) or 'error'.
+        layout: which lines are a document, see `corpus.Reading`.
+        seq_length: the length that the report's padding share is for.
+        segmenter: '' or 'jieba', for whole-word masking of Chinese.
+        progress: called now and then.
+
+    Returns:
+        `out`, finished: fingerprint.json is written last.
+
+    Raises:
+        UserError: a bad source, vocabulary or folder, or a full disk.
+    """
+    out = epath.Path(out)
+    if not isinstance(held_out, HeldOut):
+        held_out = HeldOut(held_out)
+    if processes < 0:
+        raise UserError(f"processes={processes} must be 0 (all cores) or more")
+    segmenting.check(segmenter)
+    _check_language(language)
+    opened = open_source(source, Reading(layout, invalid_utf8))
+    named = {
+        name: open_source(spec, Reading(layout, invalid_utf8))
+        for name, spec in held_out.sources.items()
+    }
+    _check_out(out)
+    make_tokenizer = _vocabulary(vocab, opened, lower_case, progress)
+    with _local(out) as folder:
+        _start(folder)
+        tokenizer = make_tokenizer()
+        tokenizer.save(folder)
+        build = functools.partial(
+            _build,
+            folder,
+            opened,
+            named,
+            Encoder(tokenizer, language, segmenter),
+            processes,
+            progress,
+        )
+        choose = Chooser(held_out.fraction, seed)
+        statistics, splits = build(choose)
+        if (again := choose.corrected(splits)) is not None:
+            statistics, splits = build(again)
+        _finish(
+            folder, opened, named, tokenizer, statistics, splits, seq_length, language, segmenter
+        )
+    return out
+
+
+def open_prepared(path: epath.PathLike, vocab_fingerprint: str | None = None) -> epath.Path:
+    """The folder of a finished prepared corpus.
+
+    Args:
+        vocab_fingerprint: `Tokenizer.fingerprint` of the vocabulary that the corpus must have.
+
+    Raises:
+        UserError: it is absent, unfinished, incomplete, or of another vocabulary.
+    """
+    path = epath.Path(path)
+    if not path.is_dir():
+        raise UserError(f"no prepared corpus {path}: make one with python -m bertjax.prepare")
+    if not (path / FINGERPRINT).exists():
+        state = "was not finished" if (path / UNFINISHED).exists() else "is no prepared corpus"
+        raise UserError(f"{path} {state}: run python -m bertjax.prepare --out={path}")
+    fingerprint = json.loads((path / FINGERPRINT).read_text())
+    found = Tokenizer.load(path).fingerprint
+    if found != fingerprint["vocab"]:
+        raise UserError(f"the vocabulary in {path} is not the one it was prepared with: restore it")
+    if vocab_fingerprint not in (None, found):
+        raise UserError(
+            f"{path} was prepared with another vocabulary than the model's: prepare it again with "
+            "the model's --vocab"
+        )
+    if digest_of_folder(path) != fingerprint["dataset"]:
+        raise UserError(f"files of {path} are missing or changed since it was prepared: restore it")
+    return path
+
+
+def _check_language(language: str) -> None:
+    if not re.fullmatch(r"[a-z]{2,3}(-[A-Za-z]+)?", language):
+        raise UserError(f"language {language!r} is no language code such as en, de or zh")
+
+
+def _check_out(out: epath.Path) -> None:
+    if not out.exists():
+        return
+    if not out.is_dir():
+        raise UserError(f"{out} is a file: name a new folder")
+    if (out / FINGERPRINT).exists():
+        raise UserError(f"{out} holds a finished corpus: use it, remove it, or name another folder")
+    if not (out / UNFINISHED).exists() and any(out.iterdir()):
+        raise UserError(f"{out} is not empty: name a new folder")
+
+
+def _vocabulary(
+    vocab: str, source: Source, lower_case: bool | None, progress: Progress | None
+) -> Callable[[], Tokenizer]:
+    """How to get the tokenizer; a bad name or size is refused at once."""
+    if not vocab.startswith("train:"):
+        tokenizer = Tokenizer.load(vocab, do_lower_case=lower_case)
+        for name in ("pad_id", "cls_id", "sep_id", "mask_id"):
+            getattr(tokenizer, name)
+        return lambda: tokenizer
+    size = vocab.removeprefix("train:").replace("_", "")
+    if not size.isdecimal() or int(size) < 100:
+        raise UserError(f"vocab={vocab!r} needs a number of tokens, 100 or more: train:30522")
+
+    def train() -> Tokenizer:
+        texts = _watched(source.paragraphs(), source, "vocabulary", progress)
+        with python_warnings.catch_warnings(record=True) as caught:
+            python_warnings.simplefilter("always")
+            lower = lower_case is not False
+            tokenizer = Tokenizer.train(texts, int(size), do_lower_case=lower)
+        for warning in caught:
+            source.reading.note(str(warning.message))
+        return tokenizer
+
+    return train
+
+
+def _watched(
+    items: Iterable[Any], source: Source, what: str, progress: Progress | None
+) -> Iterator[Any]:
+    for number, item in enumerate(items):
+        if progress and number % 64 == 0:
+            progress(what, source.reading, source.size)
+        yield item
+    if progress:
+        progress(what, source.reading, source.size)
+
+
+@contextlib.contextmanager
+def _local(out: epath.Path) -> Iterator[epath.Path]:
+    """Where to build: `out`, or a local folder that is copied to a remote `out` at the end."""
+    try:
+        if "://" not in os.fspath(out):
+            yield out
+            return
+        with tempfile.TemporaryDirectory() as folder:
+            yield epath.Path(folder)
+            files = sorted(p for p in map(epath.Path, _walk(folder)) if p.name != FINGERPRINT)
+            for path in (*files, epath.Path(folder) / FINGERPRINT):
+                target = out / os.path.relpath(path, folder)
+                target.parent.mkdir(parents=True, exist_ok=True)
+                path.copy(target, overwrite=True)
+    except OSError as error:
+        if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+            reason = "the disk is full"
+        else:
+            reason = str(error)
+        raise UserError(
+            f"{out} could not be written ({reason}); it is left marked as unfinished: make room "
+            "and run the command again"
+        ) from error
+
+
+def _walk(folder: str) -> Iterator[str]:
+    for base, _, names in os.walk(folder):
+        yield from (os.path.join(base, name) for name in names)
+
+
+def _start(folder: epath.Path) -> None:
+    """Mark the folder as unfinished and clear what an interrupted preparation left."""
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / UNFINISHED).write_text(
+        "This corpus is being prepared, or was interrupted: run bertjax.prepare again.\n"
+    )
+    for name in (CORPUS.split("/")[0], INDEX):
+        shutil.rmtree(folder / name, ignore_errors=True)
+    for name in (REPORT, VOCAB_FILE, CONFIG_FILE):
+        (folder / name).unlink(missing_ok=True)
+
+
+class Chooser:
+    """Which split a document goes to, by a digest of (seed, its first chunk of text)."""
+
+    def __init__(self, fraction: float, seed: int, below: int | None = None) -> None:
+        self.fraction = fraction
+        self.seed = seed
+        self.below = int(fraction * 2.0**64) if below is None else below
+        self.smallest = 1 << 64
+        self.distinct: set[int] = set()  # at most two
+
+    def __call__(self, text: str) -> str:
+        digest = digest64(text, key=str(self.seed).encode())
+        self.smallest = min(self.smallest, digest)
+        if len(self.distinct) < 2:
+            self.distinct.add(digest)
+        return "validation" if digest < self.below else "train"
+
+    def corrected(self, splits: dict[str, SplitWriter]) -> Chooser | None:
+        """For a corpus so small that a split stayed empty: exactly one document is held out.
+
+        Of a corpus with a single distinct document nothing is held out.
+        """
+        used = [name for name in ("train", "validation") if splits[name].documents]
+        if len(used) == 2 or (used == ["train"] and not self.fraction):
+            return None
+        below = self.smallest + 1 if len(self.distinct) == 2 else 0
+        if below == self.below or (used == ["train"] and not below):
+            return None
+        return Chooser(self.fraction, self.seed, below)
+
+
+def _chunks(
+    documents: Iterable[Iterator[str]], choose: Callable[[str], str]
+) -> Iterator[list[Piece]]:
+    """Pieces of documents, about `CHUNK` characters together."""
+    chunk: list[Piece] = []
+    size = 0
+    for document in documents:
+        digest = hashlib.blake2b(digest_size=8)
+        split = ""
+        paragraphs: list[str] = []
+
+        def piece(last: bool) -> Piece:
+            nonlocal split
+            text = "\n".join(paragraphs)  # noqa: B023
+            digest.update(text.encode("utf-8", "surrogatepass") + b"\n")  # noqa: B023
+            split = split or choose(text)
+            number = int.from_bytes(digest.digest(), "little") if last else 0  # noqa: B023
+            return Piece(split, paragraphs, last, number)  # noqa: B023
+
+        for paragraph in document:
+            if size and size + len(paragraph) > CHUNK:
+                if paragraphs:
+                    chunk.append(piece(last=False))
+                    paragraphs = []
+                yield chunk
+                chunk, size = [], 0
+            paragraphs.append(paragraph)
+            size += len(paragraph)
+        chunk.append(piece(last=True))
+    if chunk:
+        yield chunk
+
+
+def _encoded(
+    chunks: Iterator[list[Piece]], encoder: Encoder, processes: int
+) -> Iterator[EncodedChunk]:
+    """Chunks through the encoder, in order, with a bounded number on the way."""
+    if processes == 1:
+        with _one_core():
+            yield from map(encoder, chunks)
+        return
+    context = multiprocessing.get_context("spawn")  # JAX's threads do not survive a fork
+    pool = futures.ProcessPoolExecutor(processes, context, encoding.start_worker, (encoder,))
+    waiting: collections.deque[futures.Future[EncodedChunk]] = collections.deque()
+    try:
+        for chunk in itertools.chain(chunks, itertools.repeat(None)):
+            if chunk is not None:
+                waiting.append(pool.submit(encoding.encode, chunk))
+                if len(waiting) < 4 * processes:
+                    continue
+            elif not waiting:
+                break
+            yield waiting.popleft().result()
+    except futures.process.BrokenProcessPool:
+        raise UserError(
+            "a worker process was killed, probably for memory: use fewer --processes"
+        ) from None
+    finally:
+        pool.shutdown(cancel_futures=True)
+
+
+@contextlib.contextmanager
+def _one_core() -> Iterator[None]:
+    """A process is a core: `tokenizers` starts no threads of its own."""
+    name = "TOKENIZERS_PARALLELISM"
+    before = os.environ.get(name)
+    os.environ[name] = "false"
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ[name]
+        else:
+            os.environ[name] = before
+
+
+def _build(
+    folder: epath.Path,
+    source: Source,
+    named: dict[str, Source],
+    encoder: Encoder,
+    processes: int,
+    progress: Progress | None,
+    choose: Chooser,
+) -> tuple[reporting.Statistics, dict[str, SplitWriter]]:
+    """Write every split; the figures are those of `source`, not of the named held-out sets."""
+    shutil.rmtree(folder / CORPUS, ignore_errors=True)
+    shutil.rmtree(folder / INDEX, ignore_errors=True)
+    if processes == 0:
+        small = source.name == "python_docs" or (source.size or SMALL) < SMALL
+        processes = 1 if small else os.cpu_count() or 1
+    statistics = reporting.Statistics()
+    with contextlib.ExitStack() as stack:
+        splits = {
+            name: stack.enter_context(SplitWriter(folder, name, bool(encoder.segmenter)))
+            for name in ("train", "validation", *named)
+        }
+        for name, part in {"": source, **named}.items():
+            target = statistics if not name else reporting.Statistics()
+            chunks = _chunks(part.documents(), (lambda _, n=name: n) if name else choose)
+            for chunk in _watched(
+                _encoded(chunks, encoder, processes), part, name or "corpus", progress
+            ):
+                target.add(chunk)
+                for piece in chunk.pieces:
+                    sentences = splits[piece.split].add(piece)
+                    if sentences is not None:
+                        target.add_document(piece.digest, sentences)
+                    elif piece.last:
+                        target.counts["empty_documents"] += 1
+            target.counts.update(part.reading.counts)
+            if name and not splits[name].documents:
+                raise UserError(f"the held-out set {name} ({part.name}) has no text: check it")
+        for split in splits.values():
+            split.close()
+    if not statistics.documents.total:
+        raise UserError(
+            f"{source.name} has no text ({statistics.counts['empty_files']} empty files, "
+            f"{statistics.counts['empty_documents']} empty documents): check the source"
+        )
+    return statistics, splits
+
+
+def _finish(
+    folder: epath.Path,
+    source: Source,
+    named: dict[str, Source],
+    encoder: Encoder,
+    statistics: reporting.Statistics,
+    splits: dict[str, SplitWriter],
+    seq_length: int,
+) -> None:
+    """Metadata, report and, last of all, the fingerprint."""
+    tokenizer = encoder.tokenizer
+    written = [split for split in splits.values() if split.documents]
+    write_metadata(folder, written, bool(encoder.segmenter))
+    documents = splits["train"].sample_documents(limit=100_000)
+    random_share, padding = reporting.pair_figures(documents, seq_length)
+    report: dict[str, Any] = {
+        "source": source.name,
+        "language": encoder.language,
+        "vocab": {
+            "size": tokenizer.vocab_size,
+            "cased": is_cased(tokenizer.vocab),
+            "fingerprint": tokenizer.fingerprint,
+            **tokenizer.settings,
+        },
+        "splits": {split.name: split.figures() for split in written},
+        **statistics.figures(),
+        "nsp_random_share": random_share,
+        "seq_length": seq_length,
+        "padding_share": padding,
+        "counts": dict(sorted(statistics.counts.items())),
+        "notes": [*source.reading.notes, *(n for s in named.values() for n in s.reading.notes)],
+    }
+    report["warnings"] = reporting.warnings(report)
+    if encoder.language == "zh" and not encoder.segmenter:
+        report["warnings"].append(
+            "no word segmenter: whole-word masking of Chinese would mask single characters "
+            "(--segmenter=jieba, extra zh)"
+        )
+    (folder / REPORT).write_text(json.dumps(report, indent=2, ensure_ascii=False) + "\n")
+    fingerprint = {"dataset": digest_of_folder(folder), "vocab": tokenizer.fingerprint}
+    (folder / UNFINISHED).unlink()
+    (folder / FINGERPRINT).write_text(json.dumps(fingerprint, indent=2) + "\n")
+
+
+def read_report(path: epath.PathLike) -> dict[str, Any]:
+    """The data report of a prepared corpus."""
+    return json.loads((epath.Path(path) / REPORT).read_text())
+
+
+def split_names(path: epath.PathLike) -> Sequence[str]:
+    """The splits of a prepared corpus, 'train' first."""
+    return list(read_report(path)["splits"])

@@ -1,0 +1,230 @@
+"""The files of a prepared corpus: ArrayRecord shards, the sentence index, TFDS metadata."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import tempfile
+from collections.abc import Iterator, Sequence
+from types import TracebackType
+from typing import Any, Self
+
+import numpy as np
+from etils import epath
+
+from bertjax.data.encoder import EncodedPiece
+from bertjax.errors import UserError
+
+NAME, VERSION = "corpus", "1.0.0"
+CORPUS, INDEX, REPORT = f"{NAME}/{VERSION}", "index", "data_report.json"
+SHARD = 64 << 20  # bytes of records in a shard, about
+_TEMPLATE = "{DATASET}-{SPLIT}.{FILEFORMAT}-{SHARD_INDEX}"
+
+
+class Column:
+    """A one-dimensional .npy file that grows on disk, not in memory."""
+
+    def __init__(self, path: epath.Path, dtype: Any) -> None:
+        self.path = path
+        self.dtype = np.dtype(dtype)
+        self._values = tempfile.TemporaryFile(dir=path.parent)  # noqa: SIM115  (closed by `close`)
+        self.length = 0
+
+    def append(self, values: Any) -> None:
+        array = np.asarray(values, self.dtype)
+        self._values.write(array.tobytes())
+        self.length += array.size
+
+    def close(self) -> None:
+        """Write the header, now that the length is known, and the values after it."""
+        header = {"descr": self.dtype.str, "fortran_order": False, "shape": (self.length,)}
+        self._values.seek(0)
+        with self.path.open("wb") as file:
+            np.lib.format.write_array_header_1_0(file, header)
+            while block := self._values.read(1 << 20):
+                file.write(block)
+        self._values.close()
+
+
+class SplitWriter:
+    """Appends the records of one split, in order, and its index.
+
+    Attributes:
+        documents, sentences, tokens, records: written so far.
+    """
+
+    def __init__(self, folder: epath.Path, name: str, continues: bool) -> None:
+        self.name = name
+        self.folder = folder / CORPUS
+        self.continues = continues
+        self.documents = self.sentences = self.tokens = self.records = 0
+        self.shard_lengths: list[int] = []
+        self.bytes = 0
+        self._shard: Any = None
+        self._shard_bytes = self._shard_records = 0
+        self._document_sentences = 0  # of the document that is not complete yet
+        index = folder / INDEX
+        for path in (self.folder, index):
+            path.mkdir(parents=True, exist_ok=True)
+        self._index = {
+            "lengths": Column(index / f"{name}.lengths.npy", np.uint16),
+            "offsets": Column(index / f"{name}.offsets.npy", np.int64),
+            "documents": Column(index / f"{name}.documents.npy", np.int64),
+        }
+        self._index["offsets"].append([0])
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if kind is not None and self._shard is not None:
+            self._shard.close()
+
+    def add(self, piece: EncodedPiece) -> int | None:
+        """Store a piece; returns the document's number of sentences if it ends a document.
+
+        A document without a single token is not stored and not numbered: None.
+        """
+        for record, sentences in zip(piece.records, piece.sentences, strict=True):
+            self._write(record)
+            self.sentences += sentences
+            self._index["offsets"].append([self.sentences])
+            self._index["documents"].append([self.documents])
+        self._index["lengths"].append(piece.lengths)
+        self.tokens += int(piece.lengths.sum(dtype=np.int64))
+        self._document_sentences += len(piece.lengths)
+        if not piece.last or not self._document_sentences:
+            return None
+        self.documents += 1
+        sentences, self._document_sentences = self._document_sentences, 0
+        return sentences
+
+    def _write(self, record: bytes) -> None:
+        if self._shard is None:
+            from array_record.python import array_record_module
+
+            path = self.folder / self._shard_name(len(self.shard_lengths))
+            self._shard = array_record_module.ArrayRecordWriter(os.fspath(path), "group_size:1")
+        self._shard.write(record)
+        self.records += 1
+        self._shard_records += 1
+        self._shard_bytes += len(record)
+        if self._shard_bytes >= SHARD:
+            self._close_shard()
+
+    def _shard_name(self, number: int) -> str:
+        return f"{NAME}-{self.name}.array_record-{number:05d}"
+
+    def _close_shard(self) -> None:
+        from array_record.python import array_record_module
+
+        path = os.fspath(self.folder / self._shard_name(len(self.shard_lengths)))
+        self._shard.close()
+        # The writer does not report a full disk; the reader's count does.
+        try:
+            reader = array_record_module.ArrayRecordReader(path)
+            stored = reader.num_records()
+            reader.close()
+        except Exception:
+            stored = 0
+        if stored != self._shard_records:
+            raise UserError(f"{path} could not be written whole: is the disk full? Make room first")
+        self.shard_lengths.append(self._shard_records)
+        self.bytes += self._shard_bytes
+        self._shard, self._shard_records, self._shard_bytes = None, 0, 0
+
+    def close(self) -> None:
+        """Finish the last shard and the index; an empty split leaves no file."""
+        if self._shard is not None:
+            self._close_shard()
+        for column in self._index.values():
+            column.close()
+            if not self.documents:
+                column.path.unlink()
+
+    def figures(self) -> dict[str, int]:
+        return {
+            "documents": self.documents,
+            "sentences": self.sentences,
+            "tokens": self.tokens,
+            "records": self.records,
+        }
+
+    def sample_documents(self, limit: int) -> Iterator[np.ndarray]:
+        """Sentence lengths of documents spread over the split, about `limit` sentences.
+
+        A long document is a sample of its own: only its first 20,000 sentences are given.
+        """
+        lengths, offsets, documents = (
+            np.load(self._index[name].path, mmap_mode="r")
+            for name in ("lengths", "offsets", "documents")
+        )
+        per_document = max(1.0, self.sentences / max(1, self.documents))
+        number = min(self.documents, max(1, int(limit / per_document)))
+        for i in np.linspace(0, self.documents - 1, number).astype(np.int64):
+            first = np.searchsorted(documents, i, side="left")
+            last = np.searchsorted(documents, i, side="right")
+            start, end = int(offsets[first]), int(offsets[last])
+            yield np.array(lengths[start : min(end, start + 20_000)], np.int64)
+
+
+def features(continues: bool) -> Any:
+    """Of a record: {'ids': int32 [n]}, and with a word segmenter {'continues': bool [n]}."""
+    import tensorflow_datasets as tfds
+
+    names = {"ids": np.int32, "continues": np.bool_} if continues else {"ids": np.int32}
+    return tfds.features.FeaturesDict(
+        {name: tfds.features.Tensor(shape=(None,), dtype=dtype) for name, dtype in names.items()}
+    )
+
+
+def write_metadata(folder: epath.Path, splits: Sequence[SplitWriter], continues: bool) -> None:
+    """What makes the shards a dataset for tfds.builder_from_directory."""
+    import tensorflow_datasets as tfds
+
+    template = tfds.core.ShardedFileTemplate(
+        template=_TEMPLATE,
+        data_dir=folder / CORPUS,
+        dataset_name=NAME,
+        filetype_suffix="array_record",
+    )
+    tfds.folder_dataset.write_metadata(
+        data_dir=folder / CORPUS,
+        features=features(continues),
+        split_infos=[
+            tfds.core.SplitInfo(
+                name=split.name,
+                shard_lengths=split.shard_lengths,
+                num_bytes=split.bytes,
+                filename_template=template.replace(split=split.name),
+            )
+            for split in splits
+        ],
+        filename_template=template,
+        description="Token ids of a text corpus, prepared by bertjax.",
+        disable_shuffling=True,
+        check_data=False,
+    )
+
+
+def digest_of_folder(folder: epath.Path) -> str:
+    """A digest of what a finished corpus consists of.
+
+    The index counts with its bytes, shards with their names and sizes: those are verified by
+    ArrayRecord's own checksums when they are read.
+    """
+    digest = hashlib.sha256()
+    for path in sorted((folder / CORPUS).iterdir()):
+        if ".array_record-" in path.name:
+            digest.update(f"{path.name} {path.stat().length}\n".encode())
+    for path in sorted((folder / INDEX).iterdir()):
+        digest.update(f"{path.name}\n".encode())
+        with path.open("rb") as file:
+            while block := file.read(1 << 20):
+                digest.update(block)
+    return digest.hexdigest()
