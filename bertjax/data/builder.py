@@ -149,22 +149,13 @@ def prepare(
         _start(folder)
         tokenizer = make_tokenizer()
         tokenizer.save(folder)
-        build = functools.partial(
-            _build,
-            folder,
-            opened,
-            named,
-            Encoder(tokenizer, language, segmenter),
-            processes,
-            progress,
-        )
+        encoder = Encoder(tokenizer, language, segmenter)
+        build = functools.partial(_build, folder, opened, named, encoder, processes, progress)
         choose = Chooser(held_out.fraction, seed)
         statistics, splits = build(choose)
         if (again := choose.corrected(splits)) is not None:
             statistics, splits = build(again)
-        _finish(
-            folder, opened, named, tokenizer, statistics, splits, seq_length, language, segmenter
-        )
+        _finish(folder, opened, named, encoder, statistics, splits, seq_length)
     return out
 
 
