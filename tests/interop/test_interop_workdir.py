@@ -1,0 +1,81 @@
+"""Workdirs as checkpoints: any path into one, steps, labels, damage."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+from interop_models import published, same_trees
+
+from bertjax.errors import UserError
+from bertjax.interop import read_checkpoint, write_huggingface
+from bertjax.interop import workdir as workdirs
+from bertjax.train.checkpoint import Checkpoints
+
+HEADS = [("mlm", "nsp"), ("classifier",), ("tagger",), ("span",)]
+
+
+@pytest.mark.parametrize("heads", HEADS, ids="+".join)
+def test_every_head_to_a_workdir_and_back(tmp_path, heads) -> None:
+    model = published(heads)
+    workdirs.write(str(tmp_path / "run"), model)
+    for given in ("run", "run/checkpoints", "run/checkpoints/0"):
+        again = read_checkpoint(str(tmp_path / given))
+        assert again.kind == "workdir" and again.heads == heads
+        assert same_trees(again.params, model.params)
+        assert again.config == model.config and again.labels == model.labels
+        assert again.tokenizer.vocab == model.tokenizer.vocab
+        assert again.tokenizer.settings == model.tokenizer.settings
+    write_huggingface(tmp_path / "out", again)
+    assert same_trees(read_checkpoint(str(tmp_path / "out")).params, model.params)
+
+
+def run_with_steps(folder, metrics) -> None:
+    """A workdir whose step i holds the parameters of seed i and an optimizer's state."""
+    workdirs.write(str(folder), published(("classifier",)))
+    config = json.loads((folder / "config.json").read_text())
+    config["artifacts"]["best_metric"] = ["validation/accuracy", True]
+    (folder / "config.json").write_text(json.dumps(config))
+    checkpoints = Checkpoints(folder, keep=9)
+    for step, value in metrics.items():
+        params = published(("classifier",), seed=step).params
+        state = {"step": np.int32(step), "params": params, "opt_state": {"mu": params}}
+        checkpoints.save(step, state, {"validation/accuracy": value}, wait=True)
+    checkpoints.close()
+
+
+def test_the_best_step_else_the_one_asked_for(tmp_path) -> None:
+    run_with_steps(tmp_path / "run", {1: 0.5, 2: 0.9, 3: 0.7})
+
+    def seed_of(**options) -> int:
+        found = read_checkpoint(str(tmp_path / "run"), **options).params
+        return next(
+            s for s in range(4) if same_trees(found, published(("classifier",), seed=s).params)
+        )
+
+    assert seed_of() == 2
+    assert seed_of(step=3) == 3
+    with pytest.raises(UserError, match="no step 7"):
+        read_checkpoint(str(tmp_path / "run"), step=7)
+
+
+def test_bad_workdirs(tmp_path) -> None:
+    workdirs.write(str(tmp_path / "run"), published(("mlm", "nsp")))
+    with pytest.raises(UserError, match="is not empty"):
+        workdirs.write(str(tmp_path / "run"), published(("mlm", "nsp")))
+    data = next((tmp_path / "run/checkpoints/0/d").iterdir())
+    content = bytearray(data.read_bytes())
+    content[len(content) // 2] ^= 1
+    data.write_bytes(content)
+    with pytest.raises(UserError, match="damaged"):
+        read_checkpoint(str(tmp_path / "run"))
+    (tmp_path / "run/config.json").unlink()
+    with pytest.raises(UserError, match=r"has no config\.json beside its checkpoints"):
+        read_checkpoint(str(tmp_path / "run/checkpoints/0"))
+
+
+def test_a_step_means_nothing_elsewhere(tmp_path) -> None:
+    write_huggingface(tmp_path / "model", published(()))
+    with pytest.raises(UserError, match="step=3 means nothing there"):
+        read_checkpoint(str(tmp_path / "model"), step=3)
