@@ -91,8 +91,9 @@ FIELDS: tuple[Field, ...] = (
     Field("optimizer.learning_rate", 1e-4, "peak learning rate"),
     Field("optimizer.warmup_steps", 0, "steps of linear warm-up"),
     Field("optimizer.warmup_ratio", 0.0, "warm-up as a share of all steps, instead of steps"),
-    Field("optimizer.schedule", "google", "decay to 0: over all steps (google) or over those "
-          "after the warm-up (linear); or none (constant)", ("google", "linear", "constant")),
+    Field("optimizer.schedule", "google", "linear warm-up and decay to 0: google decays over all "
+          "steps, so the peak is never reached; the other after the warm-up",
+          ("google", "linear_after_warmup")),
     Field("optimizer.weight_decay", 0.01, "decoupled decay; never on biases and LayerNorms"),
     Field("optimizer.beta1", 0.9, "decay of the first moment"),
     Field("optimizer.beta2", 0.999, "decay of the second moment"),
