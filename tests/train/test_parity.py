@@ -2,7 +2,7 @@
 
 Same weights, same batches, no dropout, float32. A gradient agrees within 1e-5 of its tensor's
 largest entry; tensors whose reference gradient is below 1e-6 of the global norm (the key biases,
-whose true gradient is 0) within 1e-5 of that floor's norm. Fifty losses agree within 1e-4 relative.
+whose true gradient is 0: what both have there is rounding) within that. Fifty losses agree within 1e-4 relative.
 """
 
 from __future__ import annotations
@@ -98,9 +98,12 @@ def test_gradients_equal_the_reference(reference):
     for tensor in tensors_of(("mlm", "nsp")):
         expected = import_tensor(tensor, grads, HUGGINGFACE, 2)
         found = np.asarray(get(gradient, tensor.path))
-        scale = max(np.abs(expected).max(), 1e-6 * norm)
-        worst = max(worst, np.abs(found - expected).max() / scale)
-        assert np.abs(found - expected).max() <= 1e-5 * scale, tensor.path
+        difference, largest = np.abs(found - expected).max(), np.abs(expected).max()
+        if largest < 1e-6 * norm:
+            assert tensor.path.endswith("key/bias") and difference < 1e-6 * norm, tensor.path
+            continue
+        worst = max(worst, difference / largest)
+        assert difference <= 1e-5 * largest, tensor.path
     print(f"gradients: largest difference {worst:.1e} of the tensor's largest entry")
 
 
