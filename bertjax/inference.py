@@ -1,0 +1,303 @@
+"""Questions put to a model: fill-mask, score, classify, embed; many texts, any length, no dropout.
+
+Results come in the order of the texts and in the form that `bertjax.predict` prints as JSON.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from bertjax.api import Bert
+from bertjax.batching import Limits, Progress, Row, by_text, make_rows, no_progress, run
+from bertjax.errors import UserError
+from bertjax.model.bert import BertConfig, BertModel
+from bertjax.model.heads import BertForPreTraining
+
+# A share of [UNK] above this is warned of.
+HIGH_UNKNOWN = 0.1
+POOLINGS = ("mean", "cls", "pooled")
+
+
+def check_texts(texts: Sequence[str], what: str = "text") -> None:
+    """Raises UserError for a blank text, by its number."""
+    for number, text in enumerate(texts):
+        if not text.strip():
+            raise UserError(f"{what} {number + 1} is empty; remove it or fill it in.")
+
+
+def encode(
+    bert: Bert,
+    texts: Sequence[str],
+    warn: Callable[[str], None],
+    special_tokens: bool | None = None,
+) -> list[list[int]]:
+    """Ids of texts without [CLS] and [SEP]; warns of what looks wrong.
+
+    Two things are warned of: special tokens typed by hand that would come twice, and a share of
+    [UNK] that tells of a wrong vocabulary or casing.
+    """
+    tokenizer = bert.require_tokenizer()
+    encoded = tokenizer.encode_batch(list(texts), special_tokens)
+    typed = [
+        number
+        for number, ids in enumerate(encoded)
+        if tokenizer.cls_id in ids or tokenizer.sep_id in ids
+    ]
+    if typed:
+        warn(
+            f"text {typed[0] + 1}{f' and {len(typed) - 1} more' if typed[1:] else ''}: [CLS] and "
+            "[SEP] were typed, but they are put around every text, so they now come twice"
+        )
+    tokens = sum(map(len, encoded))
+    unknown = sum(ids.count(tokenizer.unk_id) for ids in encoded)
+    if unknown > HIGH_UNKNOWN * tokens:
+        casing = "cased" if not tokenizer.settings["do_lower_case"] else "lower-cased"
+        warn(
+            f"{unknown} of {tokens} tokens are [UNK]: is this {casing} vocabulary meant for these "
+            "texts?"
+        )
+    return encoded
+
+
+@functools.cache
+def _top_k(config: BertConfig, k: int) -> Callable[..., Any]:
+    """Jitted: probabilities and ids of the k likeliest tokens, both [B, P, k]."""
+
+    def forward(params: Any, batch: dict[str, jax.Array]) -> Any:
+        logits, _ = _mlm(config, params, batch)
+        return jax.lax.top_k(jax.nn.softmax(logits, axis=-1), k)
+
+    return jax.jit(forward)
+
+
+@functools.cache
+def _log_likelihoods(config: BertConfig) -> Callable[..., Any]:
+    """Jitted: log-probability of each target, [B, P]."""
+
+    def forward(params: Any, batch: dict[str, jax.Array]) -> Any:
+        logits, _ = _mlm(config, params, batch)
+        scores = jax.nn.log_softmax(logits, axis=-1)
+        return jnp.take_along_axis(scores, batch["targets"][..., None], axis=-1)[..., 0]
+
+    return jax.jit(forward)
+
+
+def _mlm(config: BertConfig, params: Any, batch: dict[str, jax.Array]) -> Any:
+    return BertForPreTraining(config).apply(
+        {"params": params}, *_inputs(batch), masked_positions=batch["columns"]
+    )
+
+
+def _inputs(batch: dict[str, jax.Array]) -> tuple[jax.Array, ...]:
+    return tuple(batch[name] for name in ("input_ids", "token_type_ids", "attention_mask"))
+
+
+@functools.cache
+def _logits(model: nn.Module) -> Callable[..., Any]:
+    """Jitted: what the model's head gives."""
+    return jax.jit(lambda params, batch: model.apply({"params": params}, *_inputs(batch)))
+
+
+@functools.cache
+def _vectors(config: BertConfig, pooling: str, layers: tuple[int, ...]) -> Callable[..., Any]:
+    """Jitted: [B, H], the sum over owned columns (mean), [CLS], or the pooler's output."""
+
+    def forward(params: Any, batch: dict[str, jax.Array]) -> jax.Array:
+        last = layers == (-1,)
+        output = BertModel(config).apply(
+            {"params": params}, *_inputs(batch), output_hidden_states=not last
+        )
+        if pooling == "pooled":
+            return output.pooled[:, 0].astype(jnp.float32)
+        if last:
+            hidden = output.sequence.astype(jnp.float32)
+        else:
+            states = output.hidden_states[jnp.array(layers)]
+            hidden = states.astype(jnp.float32).mean(axis=0)
+        if pooling == "cls":
+            return hidden[:, 0]
+        return jnp.einsum("bsh,bs->bh", hidden, batch["owned"].astype(jnp.float32))
+
+    return jax.jit(forward)
+
+
+def fill_mask(
+    bert: Bert,
+    texts: Sequence[str],
+    *,
+    top_k: int = 5,
+    limits: Limits | None = None,
+    warn: Callable[[str], None] = warnings.warn,
+    progress: Progress = no_progress,
+) -> Iterator[dict[str, Any]]:
+    """The likeliest tokens for every [MASK] in each text, in order of the texts.
+
+    Yields {'text': ..., 'masks': [[{'token', 'probability'}, ... top_k], ... one a mask]}.
+    Probabilities are over the real vocabulary and each mask's alone (the others stay masked).
+
+    Raises:
+        UserError: no MLM head, an empty text, a text without [MASK], top_k out of range.
+    """
+    bert.require_head("mlm")
+    tokenizer = bert.require_tokenizer()
+    if not 1 <= top_k <= bert.config.vocab_size:
+        raise UserError(f"top_k is {top_k}; it must be 1 to {bert.config.vocab_size}.")
+    check_texts(texts)
+    rows = make_rows(bert, encode(bert, texts, warn, True), limits or Limits.of(bert))
+    for row in rows:
+        row.columns = [c for c in range(*row.owned) if row.ids[c] == tokenizer.mask_id]
+    masked = {row.text for row in rows if row.columns}
+    for number, text in enumerate(texts):
+        if number not in masked:
+            raise UserError(f"text {number + 1} has no [MASK]: '{text[:60]}'.")
+    rows = [row for row in rows if row.columns]
+    results = run(bert, bert.params, rows, _top_k(bert.config, top_k), progress, len(rows))
+    for text, group in zip(texts, by_text(results, len(texts)), strict=True):
+        masks = [
+            [
+                {"token": tokenizer.vocab[i], "probability": float(p)}
+                for p, i in zip(probabilities[place], ids[place], strict=True)
+            ]
+            for row, (probabilities, ids) in group
+            for place in range(len(row.columns))
+        ]
+        yield {"text": text, "masks": masks}
+
+
+def score(
+    bert: Bert,
+    texts: Sequence[str],
+    *,
+    limits: Limits | None = None,
+    warn: Callable[[str], None] = warnings.warn,
+    progress: Progress = no_progress,
+) -> Iterator[dict[str, Any]]:
+    """Pseudo-log-likelihood of each text: each token masked in turn (Salazar et al. 2020, eq. 1).
+
+    Yields {'text', 'log_likelihood' (natural logarithm, summed over tokens), 'tokens'}. Special
+    tokens are not scored.
+
+    Raises:
+        UserError: no MLM head or an empty text.
+    """
+    bert.require_head("mlm")
+    tokenizer = bert.require_tokenizer()
+    check_texts(texts)
+    encoded = encode(bert, texts, warn)
+    special = set(tokenizer.special_ids) - {tokenizer.unk_id}
+    total = sum(i not in special for ids in encoded for i in ids)
+
+    def masked_rows() -> Iterator[Row]:
+        for row in make_rows(bert, encoded, limits or Limits.of(bert)):
+            for column in range(*row.owned):
+                target = row.ids[column]
+                if target not in special:
+                    ids = [*row.ids[:column], tokenizer.mask_id, *row.ids[column + 1 :]]
+                    yield dataclasses.replace(row, ids=ids, columns=[column], targets=[target])
+
+    results = run(bert, bert.params, masked_rows(), _log_likelihoods(bert.config), progress, total)
+    for text, group in zip(texts, by_text(results, len(texts)), strict=True):
+        likelihoods = [float(values[0]) for _, values in group]
+        yield {"text": text, "log_likelihood": sum(likelihoods), "tokens": len(likelihoods)}
+
+
+def classify(
+    bert: Bert,
+    texts: Sequence[str],
+    pairs: Sequence[str] | None = None,
+    *,
+    limits: Limits | None = None,
+    warn: Callable[[str], None] = warnings.warn,
+    progress: Progress = no_progress,
+) -> Iterator[dict[str, Any]]:
+    """The class of each text or pair; of a long text, by the mean of its windows' probabilities.
+
+    Yields {'text', 'label', 'probabilities': {label: probability}}, with 'pair' for pairs; for a
+    regression {'text', 'value'}.
+
+    Raises:
+        UserError: no classifier, an empty text, a second text that fills the row.
+    """
+    bert.require_head("classifier")
+    check_texts(texts)
+    seconds = None
+    if pairs is not None:
+        check_texts(pairs, "second text")
+        seconds = encode(bert, pairs, warn)
+    rows = make_rows(bert, encode(bert, texts, warn), limits or Limits.of(bert), seconds)
+    results = run(bert, bert.params, rows, _logits(bert.model), progress, len(rows))
+    for number, group in enumerate(by_text(results, len(texts))):
+        answer: dict[str, Any] = {"text": texts[number]}
+        if pairs is not None:
+            answer["pair"] = pairs[number]
+        logits = np.stack([output for _, output in group]).astype(np.float64)
+        if bert.published.regression:
+            yield {**answer, "value": float(logits.mean())}
+            continue
+        exponents = np.exp(logits - logits.max(axis=1, keepdims=True))
+        means = (exponents / exponents.sum(axis=1, keepdims=True)).mean(axis=0)
+        labels = bert.published.labels
+        probabilities = {label: float(p) for label, p in zip(labels, means, strict=True)}
+        yield {**answer, "label": labels[int(means.argmax())], "probabilities": probabilities}
+
+
+def embed(
+    bert: Bert,
+    texts: Sequence[str],
+    *,
+    pooling: str = "mean",
+    layers: Sequence[int] = (-1,),
+    limits: Limits | None = None,
+    warn: Callable[[str], None] = warnings.warn,
+    progress: Progress = no_progress,
+) -> Iterator[np.ndarray]:
+    """A vector [H] float32 of each text, in order.
+
+    Args:
+        pooling: 'mean' over the row's tokens, [CLS] and [SEP] among them; 'cls', the state of
+            [CLS]; 'pooled', the pooler's output. A long text is cut into windows: 'mean' counts
+            every token once, the others give the mean over windows.
+        layers: the layers whose mean is pooled: 0 the embeddings, L or -1 the last.
+
+    Raises:
+        UserError: an empty text, an unknown pooling or layer, no pooler.
+    """
+    depth = bert.config.num_layers
+    if pooling not in POOLINGS:
+        raise UserError(f"pooling is '{pooling}'; it must be one of {', '.join(POOLINGS)}.")
+    for layer in layers:
+        if not -depth - 1 <= layer <= depth:
+            raise UserError(f"layer {layer} is not there; the model has 0 (embeddings) to {depth}.")
+    layers = tuple(-1 if layer == depth else layer for layer in layers)
+    if pooling == "pooled" and (not bert.has_pooler or layers != (-1,)):
+        why = "sees the last layer only" if bert.has_pooler else "did not come with the checkpoint"
+        raise UserError(f"pooling is 'pooled', but the pooler {why}; choose mean or cls.")
+    check_texts(texts)
+    rows = make_rows(bert, encode(bert, texts, warn), limits or Limits.of(bert))
+    for row, following in zip(rows, [*rows[1:], None], strict=True):
+        first = 0 if row.owned[0] == 1 else row.owned[0]  # [CLS] and [SEP] of the outer windows
+        last = following is None or following.text != row.text
+        row.owned = (first, row.owned[1] + last)
+    forward = _vectors(bert.config, pooling, layers)
+    results = run(bert, bert.encoder_params, rows, forward, progress, len(rows))
+    for group in by_text(results, len(texts)):
+        total = np.sum([vector for _, vector in group], axis=0, dtype=np.float64)
+        count = len(group)
+        if pooling == "mean":
+            count = sum(row.owned[1] - row.owned[0] for row, _ in group)
+        yield (total / count).astype(np.float32)
+
+
+def cosines(vectors: np.ndarray) -> np.ndarray:
+    """Cosine similarity of every two rows: [N, H] -> [N, N]."""
+    unit = vectors / np.maximum(np.linalg.norm(vectors, axis=1, keepdims=True), 1e-12)
+    return unit @ unit.T
