@@ -63,7 +63,7 @@ def train(
     )
     if not words:
         raise UserError("the text to learn a vocabulary from has no words: check the source")
-    alphabet = _alphabet(words, min_frequency, (vocab_size - len(SPECIAL_TOKENS)) // 2)
+    alphabet = _alphabet(words, min_frequency, 3 * (vocab_size - len(SPECIAL_TOKENS)) // 4)
     first = {token for token in alphabet if not token.startswith(PREFIX)}
     trainer = trainers.WordPieceTrainer(
         vocab_size=vocab_size,
