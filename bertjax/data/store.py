@@ -1,0 +1,104 @@
+"""Reading a prepared corpus: its index by memory map, its records by random access."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import numpy as np
+from etils import epath
+
+from bertjax.errors import UserError
+
+
+class PreparedCorpus:
+    """One split of a folder that `bertjax.prepare` made (layout: docs/architecture.md).
+
+    Nothing of the corpus is loaded: the index is memory-mapped where the folder is local, and
+    a record is read when it is asked for. Opened again, not copied, in worker processes.
+
+    Attributes:
+      lengths: uint16 [sentences], tokens of each sentence in record order.
+      offsets: int64 [records + 1], the first sentence of each record.
+      documents: int64 [records], the document of each record; a document's records adjoin.
+    """
+
+    def __init__(self, folder: str, split: str):
+        self.folder, self.split = str(folder), split
+        root = epath.Path(folder)
+        if not (root / "index").is_dir():
+            raise UserError(
+                f"{folder} is not a prepared corpus (it has no folder index); "
+                "make one with python -m bertjax.prepare --out=FOLDER"
+            )
+        if not (root / "fingerprint.json").exists():
+            raise UserError(
+                f"the corpus in {folder} is unfinished (it has no fingerprint.json); "
+                "run python -m bertjax.prepare again"
+            )
+        if not (root / "index" / f"{split}.lengths.npy").exists():
+            names = sorted(path.name.split(".")[0] for path in root.glob("index/*.lengths.npy"))
+            raise UserError(f"{folder} has no split {split!r}; it has {', '.join(names)}")
+        self.lengths = self._index("lengths")
+        self.offsets = self._index("offsets")
+        self.documents = self._index("documents")
+        self._source: Any = None
+        records = len(self.documents)
+        if len(self.offsets) != records + 1 or self.offsets[-1] != len(self.lengths):
+            raise UserError(
+                f"the index of {folder}, split {split!r}, is damaged: {records} records, "
+                f"{len(self.offsets)} offsets, {len(self.lengths)} sentences; prepare it again"
+            )
+
+    def _index(self, name: str) -> np.ndarray:
+        path = epath.Path(self.folder) / "index" / f"{self.split}.{name}.npy"
+        try:
+            return np.load(path, mmap_mode="r")
+        except (ValueError, OSError) as error:  # mapping needs a local file
+            if not str(path).startswith(("gs://", "s3://")):
+                raise UserError(f"cannot read {path} ({error}); prepare the corpus again") from None
+            with path.open("rb") as file:
+                return np.load(file)
+
+    def __len__(self) -> int:
+        """The number of records."""
+        return len(self.documents)
+
+    def chunks(self, records: int = 1 << 20) -> Iterable[tuple[np.ndarray, ...]]:
+        """(lengths, offsets, documents) of `records` records at a time, in order.
+
+        Each piece is mapped by itself, so that a pass over everything leaves nothing resident.
+        """
+        for start in range(0, len(self), records):
+            stop = min(start + records, len(self))
+            offsets = np.array(self._index("offsets")[start : stop + 1])
+            lengths = np.array(self._index("lengths")[offsets[0] : offsets[-1]])
+            documents = np.array(self._index("documents")[start:stop])
+            yield lengths, offsets - offsets[0], documents
+
+    def read(self, records: Iterable[int]) -> list[Mapping[str, np.ndarray]]:
+        """The records with these numbers: 'ids' int32 [n], with a segmenter 'continues' too."""
+        if self._source is None:
+            self._source = self._open()
+        features = self._source.dataset_info.features
+        # One by one: array_record's own batch reads start threads, and are slower locally.
+        raw = self._source.data_source
+        return [features.deserialize_example_np(raw[int(record)]) for record in records]
+
+    def _open(self) -> Any:
+        import tensorflow_datasets as tfds  # slow to import, and only reading needs it
+
+        builder = tfds.builder_from_directory(epath.Path(self.folder) / "corpus" / "1.0.0")
+        source = builder.as_data_source(split=self.split)
+        if len(source) != len(self):
+            raise UserError(
+                f"{self.folder}, split {self.split!r}, has {len(source)} records but an index of "
+                f"{len(self)}; prepare it again"
+            )
+        return source
+
+    def __getstate__(self) -> dict[str, str]:
+        return {"folder": self.folder, "split": self.split}
+
+    def __setstate__(self, state: dict[str, str]) -> None:
+        self.__init__(**state)
