@@ -433,7 +433,7 @@ def test_training_gives_special_tokens_first_and_covers_its_text():
     assert tokenizer.vocab_size == len(set(tokenizer.vocab)) == 300
     assert "the" in tokenizer.vocab
     assert "##京" not in tokenizer.vocab
-    assert tokenizer.unk_id not in tokenizer.encode("the naive cat sat on the mat, 京都").ids
+    assert tokenizer.unk_id not in tokenizer.encode("the cat sat on the mat, 京都").ids
     cased = Tokenizer.train(["Cats " * 10], 30, do_lower_case=False)
     assert cased.encode("Cats").tokens == ["Cats"]
     assert cased.settings["do_lower_case"] is False
