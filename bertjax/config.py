@@ -78,7 +78,6 @@ FIELDS: tuple[Field, ...] = (
     Field("data.replace_random", 0.1, "share shown as a random token; the rest stays itself"),
     Field("data.whole_word", False, "mask whole words only"),
     Field("data.nsp", True, "sentence pairs with next-sentence prediction; else full sentences"),
-    Field("data.short_rate", 0.1, "share of pairs shorter than the row"),
     Field("data.packing", False, "several sequences a row, attention kept apart"),
     Field("data.workers", 0, "processes that assemble batches; 0 = a thread"),
     # --- mesh
@@ -456,7 +455,7 @@ def _check_ranges(config: config_dict.ConfigDict) -> None:
                 "checkpoint.every", "checkpoint.every_seconds", "checkpoint.keep_every",
                 "loss.mlm", "loss.nsp"):  # fmt: skip
         require(get(config, key) >= 0, key, "must not be negative")
-    for key in ("data.mask_rate", "data.replace_mask", "data.replace_random", "data.short_rate",
+    for key in ("data.mask_rate", "data.replace_mask", "data.replace_random",
                 "optimizer.warmup_ratio", "optimizer.beta1", "optimizer.beta2"):  # fmt: skip
         require(0 <= get(config, key) <= 1, key, "must lie in [0, 1]")
     require(config.data.mask_rate > 0, "data.mask_rate", "must be above 0")

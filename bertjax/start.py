@@ -10,6 +10,7 @@ import dataclasses
 from collections.abc import Callable
 from typing import Any
 
+import flax.linen as nn
 import jax
 import jax.numpy as jnp
 from ml_collections import config_dict
@@ -20,7 +21,7 @@ from bertjax.data.tokenizer import Tokenizer
 from bertjax.errors import UserError
 from bertjax.model.heads import BertForPreTraining
 from bertjax.parallel import distributed
-from bertjax.tasks import make_task
+from bertjax.tasks import make_task, prepare_data
 from bertjax.tasks.task import Task
 from bertjax.train import checkpoint
 from bertjax.train import workdir as workdirs
@@ -62,6 +63,7 @@ def prepare(command: configs.CommandLine, workdir: str) -> Run:
         if tokenizer is not None:
             _check_casing(config, tokenizer, command.explicit)
     config = configs.resolve(config)
+    workdirs.on_first_process(lambda: prepare_data(config, workdir, tokenizer))
     task = make_task(config, workdir, tokenizer)
     load = None if published is None else _loader(task, published)
     return Run(config, task, load)
@@ -115,7 +117,7 @@ def _loader(task: Task, published: interop.Published) -> Callable[[Any], Any]:
         if not coverage.new:
             return params
         shardings = jax.tree.map(lambda x: x.sharding, abstract)
-        init = jax.jit(lambda key: task.fresh_params(key), out_shardings=shardings)
+        init = jax.jit(lambda key: nn.meta.unbox(task.init_params(key)), out_shardings=shardings)
         return _merged(init(jax.random.key(task.config.seed)), params)
 
     return load

@@ -1,4 +1,4 @@
-"""The tasks: one file each."""
+"""The tasks: one file each, imported when asked for: one's libraries are no other's business."""
 
 from __future__ import annotations
 
@@ -7,6 +7,19 @@ from ml_collections import config_dict
 from bertjax.data.tokenizer import Tokenizer
 from bertjax.errors import UserError
 from bertjax.tasks.task import Task
+
+
+def prepare_data(
+    config: config_dict.ConfigDict, workdir: str, tokenizer: Tokenizer | None = None
+) -> None:
+    """Make what the task reads where it is not there yet; arguments as for `make_task`.
+
+    For one process; the others wait.
+    """
+    if config.task == "pretrain":
+        from bertjax.tasks import pretrain
+
+        pretrain.prepare_data(config, workdir, tokenizer)
 
 
 def make_task(
@@ -22,7 +35,6 @@ def make_task(
     Raises:
         UserError: the data, the vocabulary and the config do not fit together.
     """
-    # Imported when asked for: a task's libraries are no other task's business.
     if config.task == "pretrain":
         from bertjax.tasks import pretrain
 

@@ -7,15 +7,19 @@ figures of different runs on one corpus can be compared.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Mapping
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from etils import epath
 from ml_collections import config_dict
 
-from bertjax.config import bert_config
+from bertjax.config import bert_config, stderr
+from bertjax.data import builder
+from bertjax.data.corpus import open_source
 from bertjax.data.loader import PretrainLoader
 from bertjax.data.masking import mask_counts, mask_tokens
 from bertjax.data.store import PreparedCorpus
@@ -31,6 +35,88 @@ EVAL_SEED = 0
 # Folded into the seed, so that masks share no random bits with dropout or initialisation.
 MASK_STREAM = 0x3A5C
 EXAMPLES_SHOWN = 4
+# In a workdir: what the corpus beside it was prepared from.
+REQUEST = "corpus_request.json"
+
+
+def prepare_data(config: config_dict.ConfigDict, workdir: str, tokenizer: Tokenizer | None) -> None:
+    """Prepare a raw `data.source` in the workdir, unless that is done. For one process.
+
+    A vocabulary that the run starts from is kept; otherwise data.vocab says which to take or
+    train.
+    """
+    source = _source(config)
+    if _is_prepared(source):
+        return
+    data = config.data
+    folder, request = epath.Path(_own_corpus(workdir)), epath.Path(workdir) / REQUEST
+    vocab = tokenizer.fingerprint if tokenizer else data.vocab
+    wanted = {
+        "source": source, "vocab": vocab, "lower_case": data.lower_case,
+        "language": data.language, "held_out": data.held_out,
+    }  # fmt: skip
+    if _is_prepared(folder) and request.exists() and json.loads(request.read_text()) == wanted:
+        return
+    if not vocab:
+        raise UserError(
+            f"config.data.source={source} is a raw source and needs config.data.vocab: a "
+            "vocabulary file, or train:SIZE to learn one"
+        )
+    folder.rmtree(missing_ok=True)
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    if tokenizer is not None:
+        kept = epath.Path(workdir) / "vocabulary"
+        tokenizer.save(kept)
+        vocab = str(kept)
+    builder.prepare(
+        source, vocab, folder, lower_case=data.lower_case, language=data.language,
+        held_out=data.held_out, seq_length=data.seq_length,
+    )  # fmt: skip
+    request.write_text(json.dumps(wanted))
+
+
+def from_config(
+    config: config_dict.ConfigDict, workdir: str, tokenizer: Tokenizer | None
+) -> Pretrain:
+    """The task of a resolved config, after `prepare_data`; fills in model.vocab_size."""
+    source = _source(config)
+    folder = source if _is_prepared(source) else _own_corpus(workdir)
+    corpus = builder.open_prepared(folder, tokenizer.fingerprint if tokenizer else None)
+    tokenizer = tokenizer or Tokenizer.load(corpus)
+    if config.model.vocab_size not in (0, tokenizer.vocab_size):
+        raise UserError(
+            f"config.model.vocab_size={config.model.vocab_size}, but the vocabulary of {corpus} "
+            f"has {tokenizer.vocab_size} tokens: set it to that, or to 0 to follow the vocabulary"
+        )
+    config.model.vocab_size = tokenizer.vocab_size
+    return Pretrain(config, str(corpus), tokenizer)
+
+
+def _own_corpus(workdir: str) -> str:
+    return f"{workdir}/corpus"
+
+
+def _is_prepared(folder: epath.PathLike) -> bool:
+    return bool(folder) and (epath.Path(folder) / builder.FINGERPRINT).exists()
+
+
+def _source(config: config_dict.ConfigDict) -> str:
+    """config.data.source, or the embedded text where a smoke run finds nothing there."""
+    source = config.data.source
+    if _is_prepared(source):
+        return source
+    try:
+        open_source(source)
+    except UserError as error:
+        if not config.smoke:
+            raise UserError(
+                f"config.data.source={source!r}: {error}; make a corpus with python -m "
+                f"bertjax.prepare --source=TEXT --vocab=train:30522 --out={source or 'DIR'}"
+            ) from None
+        stderr(f"smoke: nothing at config.data.source={source!r}, so the embedded text is used")
+        config.data.source, config.data.vocab = "python_docs", "train:2000"
+        return config.data.source
+    return source
 
 
 class Pretrain(Task):
@@ -44,11 +130,13 @@ class Pretrain(Task):
         folder. UserError where the corpus cannot give examples for it."""
         data = config.data
         self.config, self.tokenizer = config, tokenizer
+        self._fingerprint = json.loads((epath.Path(corpus) / builder.FINGERPRINT).read_text())
         self.model = BertForPreTraining(bert_config(config), nsp=data.nsp)
         self.loss_weights = {"mlm_loss": config.loss.mlm}
         if data.nsp:
             self.loss_weights["nsp_loss"] = config.loss.nsp
-        self._corpora = {split: PreparedCorpus(corpus, split) for split in corpus_splits(corpus)}
+        self._corpora: dict[str, PreparedCorpus]
+        self._corpora = {s: PreparedCorpus(corpus, s) for s in builder.split_names(corpus)}
         self.eval_splits = tuple(split for split in self._corpora if split != "train")
         self._loaders = {split: self._loader(split) for split in self._corpora}
         examples = self._loaders["train"].examples_per_epoch
@@ -65,25 +153,39 @@ class Pretrain(Task):
             True: mask_counts(data.seq_length, data.mask_rate, limit),
             False: mask_counts(data.seq_length, EVAL_MASK_RATE, data.seq_length),
         }
-        self._unigram = self._corpora["train"].unigram_log_probabilities(tokenizer.vocab_size)
+        self._unigram = _unigram(self._corpora["train"], tokenizer)
 
     def _loader(self, split: str) -> PretrainLoader:
         data, train = self.config.data, split == "train"
         return PretrainLoader(
             self._corpora[split],
-            self.tokenizer,
+            cls_id=self.tokenizer.cls_id,
+            sep_id=self.tokenizer.sep_id,
+            pad_id=self.tokenizer.pad_id,
+            vocab_size=self.tokenizer.vocab_size,
             seq_length=data.seq_length,
             batch_size=data.batch_size if train else data.eval_batch_size,
             seed=self.config.seed if train else EVAL_SEED,
             nsp=data.nsp,
-            short_rate=data.short_rate,
             packing=data.packing,
-            whole_word=data.whole_word,
+            continuation=self.tokenizer.continuation if data.whole_word else None,
             workers=data.workers if train else 0,
         )
 
     def batch_spec(self) -> dict[str, jax.ShapeDtypeStruct]:
-        return self._loaders["train"].batch_spec()
+        data, pairs = self.config.data, self._loaders["train"].sequences_per_row
+        names = ["input_ids", "token_type_ids", "attention_mask"]
+        shapes = {name: ((data.seq_length,), jnp.int32) for name in names}
+        shapes |= {name: ((pairs,), jnp.int32) for name in ("nsp_positions", "nsp_labels")}
+        shapes["example"] = ((2,), jnp.uint32)
+        if pairs > 1:
+            shapes["position_ids"] = ((data.seq_length,), jnp.int32)
+        if data.whole_word:
+            shapes["continues"] = ((data.seq_length,), jnp.bool_)
+        return {
+            name: jax.ShapeDtypeStruct((data.batch_size, *shape), dtype)
+            for name, (shape, dtype) in shapes.items()
+        }
 
     def train_batches(self, start_step: int, rows: Rows) -> Iterator[Batch]:
         return self._loaders["train"].batches(start_step, rows.of(self.config.data.batch_size))
@@ -91,7 +193,7 @@ class Pretrain(Task):
     def eval_batches(self, split: str, rows: Rows) -> Iterator[Batch]:
         data = self.config.data
         return self._loaders[split].eval_batches(
-            rows.of(data.eval_batch_size), limit=data.eval_examples
+            rows.of(data.eval_batch_size), limit=data.eval_examples or None
         )
 
     def init_params(self, key: jax.Array) -> Any:
@@ -167,7 +269,7 @@ class Pretrain(Task):
 
     def artifacts(self) -> dict[str, Any]:
         return {
-            "corpus": self._corpora["train"].fingerprint,
+            "corpus": self._fingerprint,
             "vocab": self.tokenizer.fingerprint,
             "best_metric": list(self.best_metric),
         }
@@ -205,6 +307,14 @@ class Pretrain(Task):
             real = [t for t, m in zip(tokens, batch["attention_mask"][row], strict=True) if m]
             lines.append("  " + " ".join(real).replace(" ##", ""))
         return lines
+
+
+def _unigram(corpus: PreparedCorpus, tokenizer: Tokenizer) -> np.ndarray:
+    """Log-probability of each token in the training split, with add-one smoothing: [V] float32."""
+    counts = np.ones(tokenizer.vocab_size)
+    for record in corpus.read(range(len(corpus))):
+        counts += np.bincount(record["ids"], minlength=len(counts))
+    return np.log(counts / counts.sum()).astype(np.float32)
 
 
 def _summary(split: str, figures: Mapping[str, float]) -> str:
