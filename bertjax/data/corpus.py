@@ -131,7 +131,7 @@ def open_source(spec: str, reading: Reading | None = None) -> Source:
     spec = spec.strip()
     if not spec:
         raise UserError("the source is empty: name a file, a folder, a glob or python_docs")
-    if "," in spec:
+    if "," in spec and not epath.Path(spec).exists():
         return _mixture(spec, reading)
     if spec == "python_docs":
         return Source(spec, lambda _: map(iter, python_docs.documents()), reading)
