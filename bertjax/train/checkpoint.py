@@ -26,8 +26,11 @@ from bertjax.errors import UserError
 
 FOLDER = "checkpoints"
 MANIFEST = "manifest.json"
-# Orbax rewrites this file during the commit; it holds times and versions, nothing we read.
-_UNCHECKED = "_CHECKPOINT_METADATA"
+# Orbax rewrites this file during the commit. It holds times and versions, nothing that is read
+# here, and is only asked to be whole JSON.
+_REWRITTEN = "_CHECKPOINT_METADATA"
+# Written last of all; object stores, which cannot rename, have nothing else to show a commit.
+_COMMITTED = "commit_success.txt"
 _BLOCK = 1 << 22
 
 # Orbax logs tracebacks of errors that it raises in the caller afterwards.
@@ -101,7 +104,7 @@ def _files(folder: epath.Path) -> Iterator[str]:
     for entry in sorted(folder.iterdir()):
         if entry.is_dir():
             yield from (f"{entry.name}/{below}" for below in _files(entry))
-        elif entry.name not in (MANIFEST, _UNCHECKED):
+        elif entry.name not in (MANIFEST, _COMMITTED):
             yield entry.name
 
 
@@ -111,8 +114,13 @@ def verify(folder: epath.Path) -> Manifest:
     for name, expected in manifest.files.items():
         try:
             found = _file_digest(folder / name)
+            if name == _REWRITTEN:
+                json.loads((folder / name).read_bytes())
+                continue
         except FileNotFoundError:
             raise Damaged(f"checkpoint {folder} is damaged: {name} is missing") from None
+        except ValueError:
+            raise Damaged(f"checkpoint {folder} is damaged: {name} is no JSON") from None
         if found != expected:
             how = "has another size" if found[0] != expected[0] else "has other contents"
             raise Damaged(f"checkpoint {folder} is damaged: {name} {how} than when it was saved")
@@ -222,7 +230,7 @@ def committed_steps(root: epath.Path) -> list[int]:
     return sorted(
         int(path.name)
         for path in root.iterdir()
-        if path.name.isdigit() and ocp.path.step.is_path_finalized(path)
+        if path.name.isdigit() and ("://" not in str(path) or (path / _COMMITTED).exists())
     )
 
 
@@ -254,7 +262,11 @@ class Checkpoints:
         self.root = root(workdir) / FOLDER
         self.keep, self.keep_every, self.best = keep, keep_every, best
         self._handler = _Handler()
-        self._checkpointer = ocp.AsyncCheckpointer(self._handler)
+        # Folders made in the background leave threads that wait for minutes where that fails.
+        self._checkpointer = ocp.AsyncCheckpointer(
+            self._handler,
+            async_options=ocp.AsyncOptions(create_directories_asynchronously=False),
+        )
         self._metrics: dict[int, dict[str, float]] = {}
 
     def restore(
@@ -327,6 +339,7 @@ class Checkpoints:
             files={},
         )
         with self._blame():
+            self.root.mkdir(parents=True, exist_ok=True)
             self._checkpointer.save(self.root / str(step), args=_Save(item=_nested(named)))
         self._metrics[step] = dict(metrics)
         if wait:
