@@ -7,12 +7,13 @@ import pathlib
 from bertjax.errors import UserError
 from bertjax.interop import google, huggingface, workdir
 from bertjax.interop.huggingface import write as write_huggingface
-from bertjax.interop.published import Coverage, Published, initial_params
+from bertjax.interop.published import Coverage, Published, checksum, initial_params
 from bertjax.interop.vocabulary import extend_vocabulary
 
 __all__ = [
     "Coverage",
     "Published",
+    "checksum",
     "extend_vocabulary",
     "initial_params",
     "read_checkpoint",

@@ -33,22 +33,27 @@ _SHOWN_NAMES = 6
 class Coverage:
     """What of a checkpoint was used. `str()` is the line that a log shows.
 
-    Encoder tensors are counted as published: one a layer, the pooler's two among them.
+    Encoder tensors are counted as published: one a layer, the pooler's two among them. `new` are
+    the parameters that a model had to initialise itself; before there is a model it is None, and
+    `missing` are the optional ones, the pooler's, that the file does not have.
     """
 
     loaded: int
     expected: int
     heads: tuple[str, ...]
     left_over: tuple[str, ...]
-    new: tuple[str, ...]
     checksum: str
+    missing: tuple[str, ...] = ()
+    new: tuple[str, ...] | None = None
 
     def __str__(self) -> str:
         heads = f" and the heads {', '.join(self.heads)}" if self.heads else ""
+        rest = f"missing: {_some(self.missing)}"
+        if self.new is not None:
+            rest = f"newly initialised: {_some(self.new)}"
         return (
             f"{self.loaded} of {self.expected} encoder tensors loaded{heads}, "
-            f"left over: {_some(self.left_over)}, newly initialised: {_some(self.new)}, "
-            f"parameter checksum {self.checksum}"
+            f"left over: {_some(self.left_over)}, {rest}, parameter checksum {self.checksum}"
         )
 
 
@@ -209,8 +214,8 @@ def assemble(
         expected=len(encoder),
         heads=tuple(head for head in HEADS if head in params),
         left_over=tuple(left_over),
-        new=tuple(t.path for t in tensors_of(()) if get(params, t.path) is None),
         checksum=checksum(params),
+        missing=tuple(t.path for t in tensors_of(()) if get(params, t.path) is None),
     )
     return params, coverage
 
@@ -333,8 +338,8 @@ def initial_params(
         expected=published.coverage.expected,
         heads=tuple(head for head in HEADS if head in params),
         left_over=published.coverage.left_over + unused,
-        new=tuple(new),
         checksum=checksum(params),
+        new=tuple(new),
     )
     if strict and (coverage.left_over or coverage.new):
         raise UserError(f"{published.source} does not fit the model exactly: {coverage}.")

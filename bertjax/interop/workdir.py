@@ -85,7 +85,7 @@ def read(path: str, step: int | None = None) -> Published:
         tokenizer=tokenizer,
         labels=None if labels is None else tuple(labels),
         regression="classifier" in params and len(labels) == 1,
-        coverage=Coverage(len(names), len(names), heads, (), (), checksum(params)),
+        coverage=Coverage(len(names), len(names), heads, (), checksum(params)),
         notes=(f"step {manifest.step} of {folder}",),
         settings=settings,
     )

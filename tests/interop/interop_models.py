@@ -78,7 +78,7 @@ def published(heads: tuple[str, ...], seed: int = 0, **sizes: int) -> Published:
         tokenizer=Tokenizer(VOCAB) if fits else None,
         labels=labels,
         regression=False,
-        coverage=Coverage(len(names), len(names), heads, (), (), checksum(params)),
+        coverage=Coverage(len(names), len(names), heads, (), checksum(params)),
     )
 
 

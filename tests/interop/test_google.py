@@ -142,7 +142,7 @@ def test_every_weight_lands_and_slots_are_ignored(folder, given) -> None:
     model = read_checkpoint(str(folder / given) if given else str(folder))
     assert same_trees(model.params, expected.params)
     assert model.heads == ("mlm", "nsp")
-    assert model.coverage.left_over == () and model.coverage.new == ()
+    assert model.coverage.left_over == () and model.coverage.missing == ()
     assert model.coverage.loaded == model.coverage.expected == 39
     assert model.config == {**expected.config, "layer_norm_eps": 1e-12}
     assert "92 optimizer slots and 1 counters were ignored" in model.notes
@@ -187,7 +187,7 @@ def test_export_to_huggingface_has_the_same_parameters(folder, tmp_path) -> None
 
 def test_a_real_checkpoint_loads_whole(real_data) -> None:
     model = read_checkpoint(str(real_data / "models" / "google_tf1_toy"))
-    assert model.coverage.left_over == () and model.coverage.new == ()
+    assert model.coverage.left_over == () and model.coverage.missing == ()
     assert str(model.coverage).startswith("39 of 39 encoder tensors loaded and the heads mlm, nsp")
     raw = Bundle(real_data / "models" / "google_tf1_toy" / "bert_model.ckpt")
     for tensor in tensors_of(("mlm", "nsp")):

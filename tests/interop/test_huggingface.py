@@ -138,7 +138,7 @@ def test_absent_pooler_and_nsp_head_are_listed(pretrained) -> None:
     )
     model = read(str(pretrained))
     assert model.heads == ("mlm",)
-    assert model.coverage.new == ("bert/pooler/dense/kernel", "bert/pooler/dense/bias")
+    assert model.coverage.missing == ("bert/pooler/dense/kernel", "bert/pooler/dense/bias")
     assert "37 of 39 encoder tensors loaded and the heads mlm" in str(model.coverage)
 
 
