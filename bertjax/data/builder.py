@@ -37,6 +37,7 @@ from bertjax.data.storage import (
     INDEX,
     REPORT,
     SplitWriter,
+    StoredIndex,
     digest_of_folder,
     write_metadata,
 )
@@ -314,35 +315,38 @@ class Chooser:
         return Chooser(self.fraction, self.seed, below)
 
 
+def pieces(document: Iterator[str], choose: Callable[[str], str]) -> Iterator[Piece]:
+    """A document in pieces of about `CHUNK` characters, which depend on the document alone."""
+    digest = hashlib.blake2b(digest_size=8)
+    split = ""
+    paragraphs: list[str] = []
+    size = 0
+    for paragraph in document:
+        if size + len(paragraph) > CHUNK and paragraphs:
+            split = split or choose("\n".join(paragraphs))
+            yield Piece(split, paragraphs, last=False)
+            paragraphs, size = [], 0
+        paragraphs.append(paragraph)
+        size += len(paragraph)
+        digest.update(paragraph.encode("utf-8", "surrogatepass") + b"\n")
+    split = split or choose("\n".join(paragraphs))
+    number = int.from_bytes(digest.digest(), "little")
+    yield Piece(split, paragraphs, last=True, digest=number)
+
+
 def _chunks(
     documents: Iterable[Iterator[str]], choose: Callable[[str], str]
 ) -> Iterator[list[Piece]]:
-    """Pieces of documents, about `CHUNK` characters together."""
+    """Pieces of documents in a row, at most about twice `CHUNK` characters together."""
     chunk: list[Piece] = []
     size = 0
     for document in documents:
-        digest = hashlib.blake2b(digest_size=8)
-        split = ""
-        paragraphs: list[str] = []
-
-        def piece(last: bool) -> Piece:
-            nonlocal split
-            text = "\n".join(paragraphs)  # noqa: B023
-            digest.update(text.encode("utf-8", "surrogatepass") + b"\n")  # noqa: B023
-            split = split or choose(text)
-            number = int.from_bytes(digest.digest(), "little") if last else 0  # noqa: B023
-            return Piece(split, paragraphs, last, number)  # noqa: B023
-
-        for paragraph in document:
-            if size and size + len(paragraph) > CHUNK:
-                if paragraphs:
-                    chunk.append(piece(last=False))
-                    paragraphs = []
+        for piece in pieces(document, choose):
+            chunk.append(piece)
+            size += sum(map(len, piece.paragraphs))
+            if size >= CHUNK:
                 yield chunk
                 chunk, size = [], 0
-            paragraphs.append(paragraph)
-            size += len(paragraph)
-        chunk.append(piece(last=True))
     if chunk:
         yield chunk
 
@@ -450,8 +454,7 @@ def _finish(
     tokenizer = encoder.tokenizer
     written = [split for split in splits.values() if split.documents]
     write_metadata(folder, written, bool(encoder.segmenter))
-    documents = splits["train"].sample_documents(limit=100_000)
-    random_share, padding = reporting.pair_figures(documents, seq_length)
+    random_share, padding = reporting.pair_figures(StoredIndex(folder, "train"), seq_length)
     report: dict[str, Any] = {
         "source": source.name,
         "language": encoder.language,

@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import codecs
 import dataclasses
+import functools
 import glob as globbing
 import gzip
 import itertools
@@ -25,7 +26,7 @@ import json
 import os
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, BinaryIO
 
 from etils import epath
@@ -40,6 +41,7 @@ TEXT, MARKDOWN, ROWS = (".txt", ".text"), (".md", ".markdown"), (".jsonl", ".par
 COMPRESSED = (".gz", ".zst")
 
 Document = Iterator[str]
+Reader = Callable[["Reading"], Iterator[Document]]
 
 
 @dataclasses.dataclass
@@ -79,6 +81,7 @@ class Source:
 
     Attributes:
         name: the source as it was named.
+        parts: readers of the parts that can be read apart from each other, such as files.
         size: bytes of all its files, None where unknown; the progress bar's total.
         reading: how it is read; its counts are those of the latest `documents()`.
     """
@@ -86,20 +89,20 @@ class Source:
     def __init__(
         self,
         name: str,
-        read: Callable[[Reading], Iterator[Document]],
+        parts: Sequence[Reader],
         reading: Reading,
         size: int | None = None,
     ) -> None:
         self.name = name
+        self.parts = parts
         self.size = size
         self.reading = reading
-        self._read = read
 
     def documents(self) -> Iterator[Document]:
         """Every document in the source's own order; empty ones are left out and counted."""
         self.reading.counts.clear()
         self.reading.bytes_read = 0
-        for document in self._read(self.reading):
+        for document in itertools.chain.from_iterable(read(self.reading) for read in self.parts):
             paragraphs = self._paragraphs(document)
             first = next(paragraphs, None)
             if first is None:
@@ -134,11 +137,11 @@ def open_source(spec: str, reading: Reading | None = None) -> Source:
     if "," in spec and not epath.Path(spec).exists():
         return _mixture(spec, reading)
     if spec == "python_docs":
-        return Source(spec, lambda _: map(iter, python_docs.documents()), reading)
+        return Source(spec, [lambda _: map(iter, python_docs.documents())], reading)
     if spec.startswith(("tfds:", "hub:")):
         from bertjax.data import dataset_sources  # heavy imports, only where they are needed
 
-        return Source(spec, dataset_sources.reader(spec), reading)
+        return Source(spec, [dataset_sources.reader(spec)], reading)
     return _files(spec, reading)
 
 
@@ -161,17 +164,18 @@ def _files(spec: str, reading: Reading) -> Source:
     if field != "text" and not kinds & set(ROWS):
         raise UserError(f"{spec} has no fields: leave out ':{field}'")
 
-    def read(reading: Reading) -> Iterator[Document]:
-        for path in paths:
-            match _kind(path):
-                case ".jsonl":
-                    yield from _rows_to_documents(_read_jsonl(path, field, reading))
-                case ".parquet":
-                    yield from _rows_to_documents(_read_parquet(path, field, reading))
-                case _:
-                    yield from _text_documents(path, layouts[path], reading)
+    parts = [functools.partial(_read_file, path, field, layouts[path]) for path in paths]
+    return Source(spec, parts, reading, sum(path.stat().length for path in paths))
 
-    return Source(spec, read, reading, sum(path.stat().length for path in paths))
+
+def _read_file(path: epath.Path, field: str, layout: str, reading: Reading) -> Iterator[Document]:
+    match _kind(path):
+        case ".jsonl":
+            yield from _rows_to_documents(_read_jsonl(path, field, reading))
+        case ".parquet":
+            yield from _rows_to_documents(_read_parquet(path, field, reading))
+        case _:
+            yield from _text_documents(path, layout, reading)
 
 
 def _split_field(spec: str) -> tuple[str, str]:
@@ -471,22 +475,21 @@ def _mixture(spec: str, reading: Reading) -> Source:
         raise UserError(f"give a share (SOURCE@SHARE) to every source of {spec!r}, or to none")
     sources = [open_source(match[1], reading) for match in parts]
     size = None if any(s.size is None for s in sources) else sum(s.size for s in sources)
-    readers = [source._read for source in sources]
     if not any(weights):
-        chained = lambda reading: (d for read in readers for d in read(reading))  # noqa: E731
-        return Source(spec, chained, reading, size)
+        return Source(spec, [part for source in sources for part in source.parts], reading, size)
     try:
         shares = [float(weight) for weight in weights]
     except ValueError:
         raise UserError(f"a share in {spec!r} is no number: write SOURCE@SHARE") from None
     if min(shares) <= 0:
         raise UserError(f"shares must be above 0: change {spec!r}")
-    return Source(spec, lambda reading: _interleave(spec, readers, shares, reading), reading, None)
+    parts = [source.parts for source in sources]
+    return Source(spec, [functools.partial(_interleave, spec, parts, shares)], reading)
 
 
 def _interleave(
     spec: str,
-    readers: list[Callable[[Reading], Iterator[Document]]],
+    sources: Sequence[Sequence[Reader]],
     shares: list[float],
     reading: Reading,
 ) -> Iterator[Document]:
@@ -494,7 +497,7 @@ def _interleave(
 
     Ends when the source that is due has no more documents; what the others have left is said.
     """
-    streams = [read(reading) for read in readers]
+    streams = [itertools.chain.from_iterable(read(reading) for read in parts) for parts in sources]
     taken = [0] * len(streams)
 
     def counted(document: Document, i: int) -> Document:

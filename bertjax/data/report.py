@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 
 from bertjax.data.encoder import EncodedChunk
+from bertjax.data.pairs import RANDOM, Examples, Index
+from bertjax.errors import UserError
 
 # Upper ends of the histogram of sentence lengths, in tokens.
 LENGTH_BINS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
@@ -112,49 +114,34 @@ def _ratio(a: float, b: float) -> float:
     return a / b if b else 0.0
 
 
-def pair_figures(
-    documents: Iterator[np.ndarray], seq_length: int, seed: int = 0
-) -> tuple[float, float]:
-    """Expected share of random pairs, and of padding, at a length.
+def pair_figures(corpus: Index, seq_length: int, sample: int = 4000) -> tuple[float | None, float]:
+    """Expected share of random pairs, and of padding in unpacked rows, at a length.
 
-    Follows the procedure of the paper's code (create_pretraining_data): segments are whole
-    sentences up to a target, one target in ten short; a document's lone sentence can only get a
-    random partner.
-
-    Args:
-        documents: the sentence lengths of each document, a sample of the corpus.
+    Both come from the examples that training would draw, a sample of the first epoch's.
 
     Returns:
-        (share of pairs whose B comes from another document, share of positions that are padding)
+        (share of pairs whose B comes from another document, None where no pairs can be made;
+        share of positions that are padding)
     """
-    room = seq_length - 3
-    rng = np.random.default_rng(seed)
-    pairs = random_pairs = used = 0
-    for lengths in documents:
-        i = 0
-        while i < len(lengths):
-            target = int(rng.integers(2, room + 1)) if rng.random() < 0.1 else room
-            end, total = i, 0
-            while end < len(lengths) and total < target:
-                total += int(lengths[end])
-                end += 1
-            split = int(rng.integers(1, end - i)) if end - i > 1 else 1
-            pairs += 1
-            if end - i == 1 or rng.random() < 0.5:
-                random_pairs += 1
-                used += min(target, room)  # B is filled up from another document
-                i += split
-            else:
-                used += min(total, room)
-                i = end
-    used += 3 * pairs
-    return _ratio(random_pairs, pairs), 1.0 - _ratio(used, pairs * seq_length) if pairs else 0.0
+    try:
+        examples, special = Examples(corpus, seq_length, seed=0), 3
+    except UserError:  # one document, or none of two sentences
+        examples, special = Examples(corpus, seq_length, seed=0, nsp=False), 2
+    chosen = np.linspace(0, examples.per_epoch - 1, min(sample, examples.per_epoch))
+    plans = [examples.plan(0, int(example)) for example in chosen]
+    used = sum(plan.tokens + special for plan in plans)
+    padding = 1.0 - used / (len(plans) * seq_length)
+    if not examples.nsp:
+        return None, padding
+    return sum(plan.label == RANDOM for plan in plans) / len(plans), padding
 
 
 def warnings(report: Mapping[str, Any]) -> list[str]:
     """One sentence for each figure that looks wrong, with its likely cause."""
     found = []
-    percent = {name: f"{100 * value:.0f} %" for name, value in report.items() if "share" in name}
+    percent = {
+        name: f"{100 * report[name]:.0f} %" for name in report if name.startswith(("dup", "one"))
+    }
     if report["unk_share"] > 0.02:
         cause = "the vocabulary is for another language or script"
         if report["vocab"]["cased"] is False and not report["vocab"]["do_lower_case"]:
@@ -176,9 +163,10 @@ def warnings(report: Mapping[str, Any]) -> list[str]:
             "next-sentence labels mean little: blank lines between sentences divide documents "
             "(--layout=file joins them), or the texts are short (train without nsp)"
         )
-    if abs(report["nsp_random_share"] - 0.5) > 0.1:
+    random_share = report["nsp_random_share"]
+    if random_share is not None and abs(random_share - 0.5) > 0.1:
         found.append(
-            f"{percent['nsp_random_share']} of the next-sentence pairs would be random instead of "
+            f"{100 * random_share:.0f} % of the next-sentence pairs would be random instead of "
             "50 %: documents are too short to give true pairs (see --layout)"
         )
     if report["documents"] == 1:
@@ -198,6 +186,8 @@ def render(report: Mapping[str, Any]) -> str:
         for name, split in report["splits"].items()
     )
     vocab = report["vocab"]
+    share = report["nsp_random_share"]
+    random = "no pairs can be made" if share is None else f"{100 * share:.1f} % expected (aim: 50)"
     case = "uncased" if vocab["do_lower_case"] else "cased"
     lines = [
         f"source               {report['source']}",
@@ -212,7 +202,7 @@ def render(report: Mapping[str, Any]) -> str:
         f"[UNK]                {100 * report['unk_share']:.3f} % of tokens",
         f"duplicates           {100 * report['duplicate_documents_share']:.1f} % of documents, "
         f"{100 * report['duplicate_lines_share']:.1f} % of lines",
-        f"random pairs         {100 * report['nsp_random_share']:.1f} % expected (aim: 50)",
+        f"random pairs         {random}",
         f"padding              {100 * report['padding_share']:.1f} % expected at length "
         f"{report['seq_length']}, unpacked",
         "sentence lengths     "

@@ -155,22 +155,18 @@ class SplitWriter:
             "records": self.records,
         }
 
-    def sample_documents(self, limit: int) -> Iterator[np.ndarray]:
-        """Sentence lengths of documents spread over the split, about `limit` sentences.
 
-        A long document is a sample of its own: only its first 20,000 sentences are given.
-        """
-        lengths, offsets, documents = (
-            np.load(self._index[name].path, mmap_mode="r")
+class StoredIndex:
+    """The index of a split, memory-mapped, before the corpus is finished (`pairs.Index`)."""
+
+    def __init__(self, folder: epath.Path, split: str) -> None:
+        self.lengths, self.offsets, self.documents = (
+            np.load(folder / INDEX / f"{split}.{name}.npy", mmap_mode="r")
             for name in ("lengths", "offsets", "documents")
         )
-        per_document = max(1.0, self.sentences / max(1, self.documents))
-        number = min(self.documents, max(1, int(limit / per_document)))
-        for i in np.linspace(0, self.documents - 1, number).astype(np.int64):
-            first = np.searchsorted(documents, i, side="left")
-            last = np.searchsorted(documents, i, side="right")
-            start, end = int(offsets[first]), int(offsets[last])
-            yield np.array(lengths[start : min(end, start + 20_000)], np.int64)
+
+    def chunks(self) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray]]:
+        yield self.lengths, self.offsets, self.documents
 
 
 def features(continues: bool) -> Any:
