@@ -1,5 +1,7 @@
 """Masking against the reference's counts, a plain greedy loop and its own invariants."""
 
+import functools
+
 import jax
 import numpy as np
 import pytest
@@ -13,14 +15,27 @@ VOCAB = 50
 SHORT = ((3, 1), (10, 2), (14, 2), (17, 3), (20, 3), (30, 4), (32, 5))
 
 
-def mask(ids, *, example=None, attention=None, key=0, rate=0.15, limit=20, **options):
+@functools.cache
+def compiled(**settings):
+    """The jitted function of one setting, so that equal shapes compile once."""
+    counts = np.array(settings.pop("counts"), np.int32)
+    settings = dict(special_ids=SPECIAL, mask_id=MASK, vocab_size=VOCAB) | settings
+
+    def run(ids, attention, example, key, continues):
+        return mask_tokens(
+            ids, attention, example, key, counts=counts, continues=continues, **settings
+        )
+
+    return jax.jit(run)
+
+
+def mask(ids, *, example=None, attention=None, key=0, counts=None, continues=None, **settings):
     ids = np.atleast_2d(np.asarray(ids, np.int32))
     attention = (ids != PAD).astype(np.int32) if attention is None else attention
     example = np.zeros((len(ids), 2), np.uint32) if example is None else example
-    settings = dict(counts=mask_counts(ids.shape[1], rate, limit), special_ids=SPECIAL)
-    settings |= dict(mask_id=MASK, vocab_size=VOCAB) | options
-    run = jax.jit(lambda *arrays: mask_tokens(*arrays, **settings))
-    out = run(ids, attention, example, jax.random.key(key))
+    counts = mask_counts(ids.shape[1], 0.15, 20) if counts is None else counts
+    run = compiled(counts=tuple(counts.tolist()), **settings)
+    out = run(ids, attention, example, jax.random.key(key), continues)
     return {name: np.asarray(value) for name, value in out.items()}
 
 
@@ -157,7 +172,8 @@ def test_whole_words_of_the_small_example():
     """[CLS] un ##aff ##able dog [SEP] at rate 0.5: either the dog or the whole other word."""
     ids = np.repeat([[CLS, 10, 11, 12, 13, SEP]], 400, 0)
     continues = np.repeat([[False, False, True, True, False, False]], 400, 0)
-    out = mask(ids, example=examples(400), rate=0.5, continues=continues)
+    half = mask_counts(6, 0.5, 20)
+    out = mask(ids, example=examples(400), counts=half, continues=continues)
     chosen = {
         tuple(row[weight > 0])
         for row, weight in zip(out["masked_positions"], out["masked_weights"], strict=True)
@@ -185,8 +201,9 @@ def test_whole_words_are_those_a_greedy_loop_can_choose():
     ids = pair_rows(rows, 64, 57)
     continues = generator.random(ids.shape) < 0.45
     continues[:, 12] = True  # a segment that was cut inside a word
-    out = mask(ids, example=examples(rows), rate=0.3, continues=continues)
-    budget = mask_counts(64, 0.3, 20)[57]
+    counts = mask_counts(64, 0.3, 20)
+    budget = counts[57]
+    out = mask(ids, example=examples(rows), counts=counts, continues=continues)
     totals = []
     for row in range(rows):
         weights = out["masked_weights"][row] > 0
