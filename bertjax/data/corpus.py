@@ -271,7 +271,7 @@ def _lines(path: epath.Path, reading: Reading) -> Iterator[str]:
     """Lines of a UTF-8 file without their ends; memory stays bounded whatever their length.
 
     A line ends at LF or CRLF alone. One that is much longer than `MAX_PARAGRAPH` comes in parts,
-    which `_cut` counts.
+    which are counted.
     """
     rest = b""
     offset = 0  # of rest
@@ -289,6 +289,7 @@ def _lines(path: epath.Path, reading: Reading) -> Iterator[str]:
             offset += len(line) + 1
         if len(rest) >= 1 << 20:
             part, rest = _split_long(rest)
+            reading.counts["cut_lines"] += 1
             yield _decode(part, path, offset, reading)
             offset += len(part)
     if rest:
@@ -510,8 +511,10 @@ def _interleave(
         document = next(streams[due], None)
         if document is None:
             break
-        taken[due] += 1  # an empty document must not be due for ever
+        before = taken[due]
         yield counted(document, due)
+        if taken[due] == before:
+            taken[due] += 1  # an empty document must not leave its source due for ever
     parts = ", ".join(f"{n:,}" for n in taken)
     reading.note(
         f"{spec}: the mixture ends with source {due + 1}, the first without more text; "
