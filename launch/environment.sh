@@ -26,26 +26,37 @@ python_version() {
     printf '%s' "$version"
 }
 
-# What environment $1 must have been made from and for: one line for what calls for a new one,
-# one for what calls for an installation into it.
+# What environment $1 is made from and for, a line each: what calls for a new one, what calls for an
+# installation into it, and the extras that it has besides test and plan.
 wanted_stamp() {
     local version
     version=$("$1/bin/python" -S -c 'import sys; print(sys.version)' 2>/dev/null) || version=none
     printf '%s %s\n' "$root" "${version//$'\n'/ }"
-    printf '%s %s\n' "$(cksum <"$root/pyproject.toml")" "${EXTRAS:-}"
+    cksum <"$root/pyproject.toml"
+    printf '%s\n' "${EXTRAS:-}"
 }
 
 is_up_to_date() {
-    [[ -f $1/.stamp && $(<"$1/.stamp") == "$(wanted_stamp "$1")" ]]
+    local extra installed
+    [[ -f $1/.stamp && $(head -n 2 "$1/.stamp") == "$(wanted_stamp "$1" | head -n 2)" ]] || return 1
+    installed=$(sed -n 3p "$1/.stamp")
+    for extra in ${EXTRAS:+${EXTRAS//,/ }}; do
+        [[ ,$installed, == *,$extra,* ]] || return 1
+    done
 }
 
 # Make or refresh environment $1 with interpreter $2. The stamp is written last: an installation
 # that was cut short has none, and is begun again.
 install() {
-    local venv=$1 interpreter=$2
+    local venv=$1 interpreter=$2 extra installed EXTRAS=${EXTRAS:-}
     "$interpreter" -c 'import ensurepip, venv' 2>/dev/null ||
         fail "'$interpreter' cannot make virtual environments: install its venv module (on Debian and Ubuntu: apt install python3-venv)."
-    if [[ ! -f $venv/.stamp || $(head -n 1 "$venv/.stamp") != "$(wanted_stamp "$venv" | head -n 1)" ]]; then
+    if [[ -f $venv/.stamp && $(head -n 1 "$venv/.stamp") == "$(wanted_stamp "$venv" | head -n 1)" ]]; then
+        installed=$(sed -n 3p "$venv/.stamp")
+        for extra in ${installed//,/ }; do  # it keeps what it has
+            [[ ,$EXTRAS, == *,$extra,* ]] || EXTRAS=${EXTRAS:+$EXTRAS,}$extra
+        done
+    else
         find "$venv" -mindepth 1 -maxdepth 1 ! -name .lock -exec rm -rf {} +
         "$interpreter" -m venv "$venv" || fail "'$interpreter' could not make $venv; its message is above."
     fi

@@ -88,6 +88,9 @@ def test_shell_is_clean(script: pathlib.Path):
 def test_environment_is_up_to_date_until_something_changes(repository: pathlib.Path):
     assert is_up_to_date(repository)
     assert not is_up_to_date(repository, env={"EXTRAS": "parity"})
+    in_shell(repository, 'EXTRAS=cuda,parity; wanted_stamp "$root/.venv" >"$root/.venv/.stamp"')
+    for extras, expected in (("", True), ("parity", True), ("cuda,parity", True), ("tpu", False)):
+        assert is_up_to_date(repository, env={"EXTRAS": extras}) == expected, extras
     moved = repository.rename(repository.with_name("moved"))
     assert not is_up_to_date(moved)  # the installed package is the one at the old place
     moved.rename(repository)
