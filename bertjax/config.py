@@ -80,6 +80,29 @@ FIELDS: tuple[Field, ...] = (
     Field("data.nsp", True, "sentence pairs with next-sentence prediction; else full sentences"),
     Field("data.packing", False, "several sequences a row, attention kept apart"),
     Field("data.workers", 0, "processes that assemble batches; 0 = a thread"),
+    # --- data of fine-tuning
+    Field("data.train", "", "fine-tuning: a labelled file (.tsv .csv .jsonl, CoNLL, SQuAD .json), "
+          "tfds:NAME:SPLIT or hub:NAME:SPLIT"),
+    Field("data.validation", "", "as data.train; further sets as SOURCE,NAME=SOURCE"),
+    Field("data.test", "", "as data.validation; without labels it gets predictions only"),
+    Field("data.header", "auto", "whether the first line of a .tsv or .csv names the columns",
+          ("auto", "yes", "no")),
+    Field("data.text_column", "text", "column of the text (tag: of the words), by name or number "
+          "from 0; A|B = the first that is there"),
+    Field("data.pair_column", "", "column of the second text; '' = none"),
+    Field("data.label_column", "label", "column of the label; -1 = the last"),
+    Field("data.problem_type", "single_label", "classify: one label, several at once, or a score",
+          ("single_label", "multi_label", "regression")),
+    Field("data.glue", "", "the GLUE task whose label names and submission files are meant"),
+    Field("data.limit", 0, "training examples to draw by the seed; 0 = all"),
+    Field("data.long_text", "head", "classify: what is read of a text that is too long; windows = "
+          "all of it, scores averaged", ("head", "tail", "head_tail", "windows")),
+    Field("data.window_overlap", 32, "tokens that neighbouring windows of a long text share"),
+    Field("data.length_buckets", True, "batches of like length, padded to their own longest row"),
+    Field("data.max_question_tokens", 64, "answer: longer questions are cut, and counted"),
+    Field("data.max_answer_tokens", 30, "answer: longest answer to look for"),
+    Field("data.n_best", 20, "answer: candidates of each question that are kept"),
+    Field("data.null_threshold", 0.0, "answer: no answer where its score leads by more than this"),
     # --- mesh
     Field("mesh.data", -1, "devices along the axis that splits the batch; -1 = what is left"),
     Field("mesh.fsdp", 1, "devices along the axis that splits batch, parameters and moments"),
@@ -112,6 +135,14 @@ FIELDS: tuple[Field, ...] = (
           "and counted, or the run stops", ("skip", "stop")),
     Field("train.frozen_layers", 0, "fine-tuning: the embeddings and this many layers stay as they "
           "are"),
+    Field("train.reinit_layers", 0, "fine-tuning: this many top layers, and the pooler, start "
+          "afresh"),
+    Field("train.class_weights", "", "classify: weights of the classes in the loss; balanced, or "
+          "LABEL=WEIGHT,..."),
+    Field("train.metric", "", "fine-tuning: the validation figure that the best checkpoint is "
+          "chosen by; '' = the task's own"),
+    Field("train.patience", 0, "fine-tuning: stop after this many evaluations without a better "
+          "figure; 0 = never. Evaluates each epoch where train.eval_every is 0"),
     Field("train.seeds", 1, "fine-tuning: runs with seeds seed, seed + 1, ...; median and spread"),
     Field("train.deterministic", False, "GPUs: reproducible kernels, at some cost"),
     Field("train.profile", "", "steps to profile, as FIRST:LAST; the trace goes to the workdir"),
@@ -149,6 +180,7 @@ SMOKE: Mapping[str, Any] = {
     "model.intermediate_size": 128, "model.vocab_size": 0, "model.max_position_embeddings": 64,
     "data.seq_length": 64, "data.batch_size": 16, "data.eval_batch_size": 16,
     "data.eval_examples": 64, "data.max_predictions": 0,
+    "data.window_overlap": 8, "data.max_question_tokens": 16,
     "mesh.data": -1, "mesh.fsdp": 1, "mesh.tensor": 1,
     "train.steps": 20, "train.accumulate": 1, "train.log_every": 5, "train.eval_every": 10,
     "train.seeds": 1, "optimizer.warmup_steps": 2, "checkpoint.every": 10,
@@ -447,13 +479,15 @@ def _check_ranges(config: config_dict.ConfigDict) -> None:
             raise UserError(f"config.{key}={get(config, key)} {what}")
 
     for key in ("data.batch_size", "data.eval_batch_size", "train.accumulate", "train.log_every",
-                "checkpoint.keep", "train.seeds"):  # fmt: skip
+                "checkpoint.keep", "train.seeds", "data.max_question_tokens",
+                "data.max_answer_tokens", "data.n_best"):  # fmt: skip
         require(get(config, key) >= 1, key, "must be at least 1")
     for key in ("train.steps", "train.epochs", "train.eval_every", "data.eval_examples",
                 "data.max_predictions", "data.workers", "optimizer.warmup_steps",
                 "optimizer.weight_decay", "optimizer.grad_clip", "optimizer.learning_rate",
                 "checkpoint.every", "checkpoint.every_seconds", "checkpoint.keep_every",
-                "loss.mlm", "loss.nsp"):  # fmt: skip
+                "loss.mlm", "loss.nsp", "data.limit", "data.window_overlap", "train.patience",
+                "train.reinit_layers"):  # fmt: skip
         require(get(config, key) >= 0, key, "must not be negative")
     for key in ("data.mask_rate", "data.replace_mask", "data.replace_random",
                 "optimizer.warmup_ratio", "optimizer.beta1", "optimizer.beta2"):  # fmt: skip

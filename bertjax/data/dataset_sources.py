@@ -189,3 +189,48 @@ def _hub_rows(name: str, split: str) -> Iterator[dict[str, Any]]:
             f"hub:{name}:{split} could not be read ({type(error).__name__}: {reason}): check the "
             "name, the split and the network"
         ) from error
+
+
+# Labelled rows, for fine-tuning
+
+
+def labelled_rows(spec: str) -> Iterator[dict[str, Any]]:
+    """Rows of 'tfds:NAME/CONFIG:SPLIT' or 'hub:NAME/CONFIG:SPLIT', classes by name.
+
+    A class of -1, which datasets give to hidden labels, is None.
+
+    Raises:
+        UserError: another form, or the dataset is not there.
+    """
+    match = _SPEC.fullmatch(spec)
+    if not match or match["field"]:
+        raise UserError(f"source {spec!r} is not {spec.partition(':')[0]}:NAME[/CONFIG]:SPLIT")
+    if spec.startswith("hub:"):
+        rows = _hub_rows(match["name"], match["split"])
+        classes = _hub_classes(match["name"], match["split"])
+    else:
+        import tensorflow_datasets as tfds
+
+        folder = find_tfds(match["name"])
+        features = tfds.builder_from_directory(folder).info.features
+        rows = _tfds_rows(folder, match["split"], spec)
+        classes = {
+            name: feature.names
+            for name, feature in features.items()
+            if isinstance(feature, tfds.features.ClassLabel)
+        }
+    for row in rows:
+        named = {
+            name: names[row[name]] if row[name] >= 0 else None for name, names in classes.items()
+        }
+        yield {**row, **named}
+
+
+def _hub_classes(name: str, split: str) -> dict[str, list[str]]:
+    import datasets
+
+    path, config = name, None
+    if not os.path.isdir(name) and name.count("/") == 2:
+        path, _, config = name.rpartition("/")
+    features = datasets.load_dataset(path, config, split=split, streaming=True).features or {}
+    return {n: f.names for n, f in features.items() if isinstance(f, datasets.ClassLabel)}
