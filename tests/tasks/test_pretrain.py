@@ -1,0 +1,238 @@
+"""The pretraining task on small prepared corpora: its losses, masks, figures and refusals."""
+
+from __future__ import annotations
+
+import math
+import pathlib
+
+import flax.linen as nn
+import jax
+import numpy as np
+import pytest
+
+from bertjax import config as configs
+from bertjax.data import builder
+from bertjax.errors import UserError
+from bertjax.parallel.mesh import make_mesh, to_global
+from bertjax.tasks import make_task, prepare_data
+from bertjax.tasks.task import Rows
+from bertjax.train.evaluation import Evaluator
+from bertjax.train.optimizer import make_optimizer, make_schedule
+from bertjax.train.step import abstract_params, create_state, make_train_step
+
+WORDS = [
+    *("river", "stone", "cloud", "iron", "bread", "light", "horse", "wheel", "paper", "garden"),
+    *("winter", "summer", "green", "silver", "quiet", "heavy", "sudden", "gentle", "broken"),
+    *("golden", "walks", "turns", "falls", "holds", "keeps", "finds", "loses", "opens"),
+]
+
+
+def text(documents: int, sentences: int, seed: int = 0) -> str:
+    """Documents of random sentences, divided by blank lines; no two sentences are equal."""
+    rng = np.random.default_rng(seed)
+    return "\n\n".join(
+        "\n".join(" ".join(rng.choice(WORDS, 6)) + "." for _ in range(sentences))
+        for _ in range(documents)
+    )
+
+
+@pytest.fixture(scope="module")
+def corpus(tmp_path_factory) -> pathlib.Path:
+    folder = tmp_path_factory.mktemp("corpus")
+    (folder / "text.txt").write_text(text(60, 6))
+    out = folder / "prepared"
+    builder.prepare(str(folder / "text.txt"), "train:200", out, held_out=0.2)
+    return out
+
+
+def config_of(corpus: pathlib.Path | str, **values):
+    settings = {
+        "data.source": str(corpus), "data.seq_length": 32, "data.batch_size": 16,
+        "model.num_layers": 2, "model.hidden_size": 32, "model.num_heads": 2,
+        "model.max_position_embeddings": 32, "train.steps": 10,
+    }  # fmt: skip
+    return configs.resolve(configs.update(configs.default_config(), settings | values))
+
+
+def task_of(corpus, **values):
+    return make_task(config_of(corpus, **values), workdir="unused")
+
+
+def params_of(task, seed=0):
+    return nn.meta.unbox(jax.jit(task.init_params)(jax.random.key(seed)))
+
+
+def means(task, params, batch, train):
+    def run(params, batch):
+        return task.losses(params, task.inputs(batch, train=train), dropout_key=None)
+
+    return {k: float(s / w) for k, (s, w) in jax.jit(run)(params, batch).items()}
+
+
+def test_a_fresh_model_knows_nothing(corpus):
+    task = task_of(corpus)
+    batch = next(task.train_batches(0, Rows()))
+    found = means(task, params_of(task), batch, train=True)
+    assert found["mlm_loss"] == pytest.approx(math.log(task.tokenizer.vocab_size), abs=0.2)
+    assert found["nsp_loss"] == pytest.approx(math.log(2), abs=0.1)
+    assert 0 <= found["mlm_accuracy"] <= 0.1
+
+
+def test_batch_spec_is_what_comes(corpus):
+    for values in ({}, {"data.whole_word": True}, {"data.packing": True}, {"data.nsp": False}):
+        task = task_of(corpus, **values)
+        batch = next(task.train_batches(0, Rows()))
+        spec = task.batch_spec()
+        assert {k: (v.shape, v.dtype) for k, v in batch.items()} == {
+            k: (v.shape, np.dtype(v.dtype)) for k, v in spec.items()
+        }, values
+
+
+def test_evaluation_counts_every_example_once_whatever_the_batch(corpus):
+    results = []
+    for size in (1, 3, 16, 64):
+        task = task_of(corpus, **{"data.eval_batch_size": size})
+        mesh = make_mesh(1, 1, 1, devices=jax.devices()[:1])
+        evaluator = Evaluator(task, mesh, Rows())
+        results.append(evaluator.run(params_of(task), "validation"))
+        weights = [b["weight"].sum() for b in task.eval_batches("validation", Rows())]
+        assert sum(weights) == task._loaders["validation"].examples_per_epoch
+    for result in results[1:]:
+        assert result.keys() == results[0].keys()
+        for name, value in result.items():
+            assert value == pytest.approx(results[0][name], rel=1e-5), name
+
+
+def test_evaluation_masks_are_fixed_whatever_training_does(corpus):
+    first = task_of(corpus)
+    other = task_of(corpus, **{"seed": 5, "data.mask_rate": 0.4, "data.replace_mask": 0.5})
+    batch = next(iter(first.eval_batches("validation", Rows())))
+    again = next(iter(other.eval_batches("validation", Rows())))
+    masked, repeated = first.inputs(batch, train=False), other.inputs(again, train=False)
+    for name in masked:
+        np.testing.assert_array_equal(masked[name], repeated[name])
+    tokens = batch["attention_mask"].sum()
+    assert 0.12 < masked["masked_weights"].sum() / tokens < 0.18
+    shown = masked["input_ids"] == first.tokenizer.mask_id
+    assert shown.sum() > 0.7 * masked["masked_weights"].sum()
+    trained = other.inputs(next(other.train_batches(0, Rows())), train=True)
+    assert trained["masked_weights"].sum() > 0.3 * trained["attention_mask"].sum()
+
+
+def test_training_masks_change_with_the_epoch_alone(corpus):
+    task = task_of(corpus)
+    batch = next(task.train_batches(0, Rows()))
+    once = task.inputs(batch, train=True)
+    np.testing.assert_array_equal(
+        once["masked_positions"], task.inputs(batch, train=True)["masked_positions"]
+    )
+    half = {name: value[8:] for name, value in batch.items()}  # another batch size, another place
+    np.testing.assert_array_equal(
+        once["masked_positions"][8:], task.inputs(half, train=True)["masked_positions"]
+    )
+    later = batch | {"example": batch["example"] + np.array([1, 0], np.uint32)}
+    moved = task.inputs(later, train=True)["masked_positions"]
+    assert np.mean(np.any(moved != once["masked_positions"], axis=1)) > 0.95
+
+
+def test_the_unigram_loss_is_that_of_the_same_tokens(corpus):
+    task = task_of(corpus)
+    counts = np.ones(task.tokenizer.vocab_size)
+    train = task._corpora["train"]
+    for record in train.read(range(len(train))):
+        for token in record["ids"]:
+            counts[token] += 1
+    batch = next(iter(task.eval_batches("validation", Rows())))
+    inputs = task.inputs(batch, train=False)
+    scored = np.asarray(inputs["masked_weights"]) > 0
+    labels = np.asarray(inputs["masked_labels"])[scored]
+    expected = -np.log(counts / counts.sum())[labels].mean()
+    found = means(task, params_of(task), batch, train=False)
+    assert found["unigram_loss"] == pytest.approx(expected, rel=1e-5)
+
+
+def test_nsp_counts_both_labels(corpus):
+    task = task_of(corpus)
+    params = params_of(task)
+    batch = dict(next(task.train_batches(0, Rows())))
+    assert set(batch["nsp_labels"].ravel()) == {0, 1}
+    follows = batch | {"nsp_labels": np.zeros_like(batch["nsp_labels"])}
+    none = batch | {"nsp_labels": np.full_like(batch["nsp_labels"], -100)}
+    assert means(task, params, follows, train=True)["nsp_loss"] > 0.3
+
+    def nsp(batch):
+        return task.losses(params, task.inputs(batch, train=True), dropout_key=None)["nsp_loss"]
+
+    assert float(nsp(follows)[1]) == 16 and float(nsp(none)[1]) == 0 and float(nsp(none)[0]) == 0
+
+
+def test_without_nsp_there_is_no_such_head(corpus):
+    task = task_of(corpus, **{"data.nsp": False})
+    assert "nsp" not in params_of(task) and set(task.loss_weights) == {"mlm_loss"}
+
+
+@pytest.mark.long
+def test_it_learns_a_small_text_by_heart(tmp_path):
+    """Sixty-four sentences: MLM loss below 0.5 and NSP accuracy above 0.95."""
+    (tmp_path / "text.txt").write_text(text(20, 4))
+    builder.prepare(str(tmp_path / "text.txt"), "train:120", tmp_path / "corpus", held_out=0.2)
+    task = task_of(
+        tmp_path / "corpus",
+        **{"model.hidden_dropout": 0.0, "model.attention_dropout": 0.0, "data.batch_size": 32,
+           "model.hidden_size": 64, "optimizer.learning_rate": 2e-3, "train.steps": 700,
+           "optimizer.warmup_steps": 50},
+    )  # fmt: skip
+    mesh = make_mesh(1, 1, 1, devices=jax.devices()[:1])
+    schedule = make_schedule(task.config.optimizer, task.train_steps)
+    optimizer = make_optimizer(task.config.optimizer, schedule, abstract_params(task, mesh))
+    state = create_state(task, optimizer, mesh, jax.random.key(0))
+    step = make_train_step(task, optimizer, mesh, schedule=schedule, seed=0)
+    history = []
+    for _, batch in zip(range(task.train_steps), task.train_batches(0, Rows()), strict=False):
+        state, metrics = step(state, to_global(mesh, batch))
+        history.append({k: float(v) for k, v in metrics.items()})
+    last = {k: np.mean([h[k] for h in history[-50:]]) for k in history[0]}
+    assert last["mlm_loss"] < 0.5 and last["nsp_accuracy"] > 0.95, last
+
+
+@pytest.mark.parametrize(
+    ("values", "words"),
+    [
+        ({"data.source": "nowhere/at/all"}, ["nowhere/at/all", "bertjax.prepare", "--vocab"]),
+        ({"data.source": ""}, ["data.source", "bertjax.prepare"]),
+        ({"model.vocab_size": 30522}, ["30522", "tokens"]),
+        ({"train.steps": 0}, ["train.steps=0", "train.epochs"]),
+    ],
+)
+def test_refusals(corpus, values, words):
+    with pytest.raises(UserError) as error:
+        task_of(corpus, **values)
+    assert all(word in str(error.value) for word in words), error.value
+    assert "\n" not in str(error.value)
+
+
+def test_a_raw_source_is_prepared_once_in_the_workdir(tmp_path):
+    (tmp_path / "text.txt").write_text(text(30, 6))
+    workdir = tmp_path / "run"
+    values = {"data.vocab": "train:150", "data.held_out": 0.2}
+    config = config_of(tmp_path / "text.txt", **values)
+    prepare_data(config, str(workdir))
+    task = make_task(config, str(workdir))
+    assert config.model.vocab_size == task.tokenizer.vocab_size <= 150
+    stamp = (workdir / "corpus" / "fingerprint.json").stat().st_mtime_ns
+    prepare_data(config, str(workdir))
+    assert (workdir / "corpus" / "fingerprint.json").stat().st_mtime_ns == stamp
+    # Another vocabulary is another corpus.
+    prepare_data(config_of(tmp_path / "text.txt", **values | {"data.vocab": "train:100"}),
+                 str(workdir))  # fmt: skip
+    assert (workdir / "corpus" / "fingerprint.json").stat().st_mtime_ns != stamp
+    with pytest.raises(UserError, match="train:SIZE"):
+        prepare_data(config_of(tmp_path / "text.txt"), str(tmp_path / "other"))
+
+
+def test_a_smoke_run_replaces_data_that_is_not_there(tmp_path, capsys):
+    config = config_of("nowhere/at/all", **{"smoke": True, "model.vocab_size": 0})
+    prepare_data(config, str(tmp_path))
+    task = make_task(config, str(tmp_path))
+    assert "embedded text" in capsys.readouterr().err
+    assert next(task.train_batches(0, Rows()))["input_ids"].shape == (16, 32)
