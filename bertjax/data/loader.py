@@ -109,7 +109,11 @@ class PretrainLoader:
             dataset = dataset.mp_prefetch(
                 grain.MultiprocessingOptions(self._workers, per_worker_buffer_size=self._prefetch)
             )
-        return iter(dataset)
+        iterator = iter(dataset)
+        try:
+            yield from iterator
+        finally:  # ends threads and worker processes when the reader stops early
+            iterator.close()
 
 
 @dataclasses.dataclass(frozen=True)
