@@ -37,6 +37,7 @@ from bertjax.train.profile import Profile
 from bertjax.train.progress import Meter, Progress, duration, figures_text
 from bertjax.train.signals import StopSignals
 from bertjax.train.step import (
+    StepByShape,
     TrainState,
     abstract_batch,
     abstract_params,
@@ -170,7 +171,7 @@ class _Run:
         self._open(start)
         step = start
         if step < self.steps:
-            train_step = self._compile(optimizer, schedule, abstract)
+            self._compile(optimizer, schedule, abstract)
         if self._evaluation_due(step) and self.evaluated != step:
             self._evaluate(step, state)
         if step < self.steps:
@@ -179,7 +180,7 @@ class _Run:
         while step < self.steps and not self.stop.due():
             batch = self._next(batches, step)
             self.profile.before(step)
-            state, metrics = train_step(state, meshes.to_global(self.mesh, batch))
+            state, metrics = self._take(state, meshes.to_global(self.mesh, batch))
             step += 1
             self.profile.after(step, metrics)
             self._settle()
@@ -229,22 +230,20 @@ class _Run:
         except UserError as error:
             self.progress.say(f"error: {error}")
 
-    def _compile(self, optimizer: Any, schedule: Any, abstract: TrainState) -> Callable[..., Any]:
+    def _compile(self, optimizer: Any, schedule: Any, abstract: TrainState) -> None:
         """Both steps, before the first of them runs: Python sees no signal during a compile."""
         self.progress.doing("compiling")
         began = time.monotonic()
-        train_step = (
-            make_train_step(
-                self.task,
-                optimizer,
-                self.mesh,
-                schedule=schedule,
-                seed=self.config.seed,
-                accumulate=self.config.train.accumulate,
-            )
-            .lower(abstract, abstract_batch(self.task, self.mesh))
-            .compile()
+        jitted = make_train_step(
+            self.task,
+            optimizer,
+            self.mesh,
+            schedule=schedule,
+            seed=self.config.seed,
+            accumulate=self.config.train.accumulate,
         )
+        self.train_step = StepByShape(jitted, abstract)
+        self.train_step.compile(abstract_batch(self.task, self.mesh))
         between = time.monotonic()
         self.evaluator.compile()
         self.progress.say(
@@ -252,7 +251,20 @@ class _Run:
             f"{time.monotonic() - between:.1f} s"
         )
         self.progress.doing("training")
-        return train_step
+
+    def _take(self, state: TrainState, batch: Batch) -> tuple[TrainState, Mapping[str, jax.Array]]:
+        """One step; a shape of batch that is new to it is compiled first, and the time is said."""
+        if not self.train_step.knows(batch):
+            self._settle()
+            began = time.monotonic()
+            self.train_step.compile(batch)
+            shape = " x ".join(map(str, batch["input_ids"].shape))
+            self.progress.say(
+                f"compiled the training step for batches of {shape} in "
+                f"{time.monotonic() - began:.1f} s"
+            )
+            self.meter.restart()
+        return self.train_step(state, batch)
 
     def _next(self, batches: Any, step: int) -> Batch:
         try:

@@ -137,6 +137,35 @@ def make_train_step(
     )
 
 
+class StepByShape:
+    """A jitted train step, compiled once for each shape of batch.
+
+    Args:
+        jitted: what `make_train_step` returns.
+        abstract: the state as ShapeDtypeStructs.
+    """
+
+    def __init__(self, jitted: Any, abstract: TrainState) -> None:
+        self._jitted, self._abstract = jitted, abstract
+        self._compiled: dict[Any, Callable[..., Any]] = {}
+
+    def knows(self, batch: Mapping[str, Any]) -> bool:
+        """Whether batches of this shape need no compiling."""
+        return _shape_key(batch) in self._compiled
+
+    def compile(self, batch: Mapping[str, Any]) -> None:
+        """Compile for the shape of `batch`: global arrays or ShapeDtypeStructs."""
+        self._compiled[_shape_key(batch)] = self._jitted.lower(self._abstract, batch).compile()
+
+    def __call__(self, state: TrainState, batch: Arrays) -> tuple[TrainState, dict[str, jax.Array]]:
+        """Take the step; `batch` has a shape that was compiled for."""
+        return self._compiled[_shape_key(batch)](state, batch)
+
+
+def _shape_key(batch: Mapping[str, Any]) -> Any:
+    return tuple(sorted((name, x.shape, jnp.dtype(x.dtype).name) for name, x in batch.items()))
+
+
 def make_eval_step(
     task: Task, mesh: Mesh
 ) -> Callable[[Params, Arrays], tuple[dict[str, Mean], dict[str, jax.Array]]]:
