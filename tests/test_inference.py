@@ -1,0 +1,265 @@
+"""Inference against the model applied text by text, and the invariants of windows and batches."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import sys
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from bertjax import api, batching, inference
+from bertjax.batching import Limits, windows
+from bertjax.errors import UserError
+from bertjax.model.bert import BertModel
+
+sys.path.insert(0, str(Path(__file__).parent / "interop"))
+from interop_models import CONFIG, VOCAB, published
+
+TEXTS = ["hello world", "the quick brown fox jumps over the lazy dog", "京", "a b c " * 4]
+
+
+@pytest.fixture(scope="module")
+def mlm() -> api.Bert:
+    return api.prepare(published(("mlm", "nsp")))
+
+
+@pytest.fixture(scope="module")
+def classifier() -> api.Bert:
+    return api.prepare(published(("classifier",)))
+
+
+LENGTH = CONFIG["max_position_embeddings"]
+
+
+def ids_of(bert: api.Bert, text: str, pair: str | None = None) -> tuple[list[int], int]:
+    """Ids of [CLS] text [SEP] pair [SEP], and where the second text begins."""
+    tokenizer = bert.tokenizer
+    ids = [tokenizer.cls_id, *tokenizer.encode(text, True).ids, tokenizer.sep_id]
+    second = len(ids)
+    if pair is not None:
+        ids += [*tokenizer.encode(pair).ids, tokenizer.sep_id]
+    return ids, second
+
+
+@functools.cache
+def jitted(model, hidden: bool):
+    options = {"output_hidden_states": True} if hidden else {}
+    return jax.jit(lambda params, *inputs: model.apply({"params": params}, *inputs, **options))
+
+
+def apply(model, params, ids: list[int], second: int = LENGTH):
+    """The model's outputs for one row alone, padded to the longest length so that it compiles
+    once."""
+    inputs = np.zeros((3, 1, LENGTH), np.int32)
+    inputs[0, 0, : len(ids)] = ids
+    inputs[1, 0, second : len(ids)] = 1
+    inputs[2, 0, : len(ids)] = 1
+    return jitted(model, isinstance(model, BertModel))(params, *inputs)
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.integers(0, 400), st.integers(1, 60), st.integers(0, 59))
+def test_windows_cover_every_token_once_with_most_context(length, size, overlap) -> None:
+    overlap = min(overlap, size - 1)
+    found = windows(length, size, overlap)
+    owned = [t for _, first, end in found for t in range(first, end)]
+    assert owned == list(range(length))
+    starts = [start for start, _, _ in found]
+    for (start, first, end), after in zip(found, [*starts[1:], None], strict=True):
+        assert start <= first and end <= start + size
+        assert after is None or start + size - after >= overlap
+
+    def context(token: int, start: int) -> int:
+        left = length if start == 0 else token - start
+        right = length if start + size >= length else start + size - 1 - token
+        return min(left, right)
+
+    for start, first, end in found:
+        for token in range(first, end):
+            best = max(context(token, s) for s in starts if s <= token < s + size)
+            assert context(token, start) >= best - 1  # ties may fall either way by rounding
+
+
+def test_limits_are_checked(mlm) -> None:
+    assert Limits.of(mlm) == Limits(24, 3)
+    for length in (3, 25):
+        with pytest.raises(UserError, match="the model takes 4 to 24 tokens"):
+            Limits.of(mlm, length)
+    for overlap in (-1, 22):
+        with pytest.raises(UserError, match="it must be at least 0 and below"):
+            Limits.of(mlm, 24, overlap)
+
+
+def test_shapes_are_few_and_results_keep_the_order(mlm) -> None:
+    rng = np.random.default_rng(0)
+    texts = [" ".join(rng.choice(VOCAB[5:15], n)) for n in rng.integers(1, 22, 300)]
+    shapes = set()
+
+    def forward(params, batch):
+        shapes.add(batch["input_ids"].shape)
+        return batch["input_ids"].sum(axis=1)
+
+    encoded = mlm.tokenizer.encode_batch(texts)
+    rows = batching.make_rows(mlm, encoded, Limits.of(mlm))
+    found = list(batching.run(mlm, None, rows, forward))
+    assert [row.text for row, _ in found] == list(range(300))
+    assert [int(total) for _, total in found] == [sum(ids) + 2 + 3 for ids in encoded]
+    assert len(shapes) <= 4
+
+
+def test_an_embedding_is_the_models_whatever_the_batch(mlm) -> None:
+    model = BertModel(mlm.config)
+    for pooling in ("mean", "cls", "pooled"):
+        found = list(inference.embed(mlm, TEXTS, pooling=pooling))
+        for text, vector in zip(TEXTS, found, strict=True):
+            ids, _ = ids_of(mlm, text)
+            output = apply(model, mlm.encoder_params, ids)
+            expected = {
+                "mean": output.sequence[0, : len(ids)].mean(axis=0),
+                "cls": output.sequence[0, 0],
+                "pooled": output.pooled[0, 0],
+            }[pooling]
+            np.testing.assert_allclose(vector, expected, atol=1e-5)
+
+
+def test_layers_are_averaged(mlm) -> None:
+    model = BertModel(mlm.config)
+    ids, _ = ids_of(mlm, TEXTS[1])
+    states = apply(model, mlm.encoder_params, ids).hidden_states
+    hidden = np.asarray(states[:, 0, : len(ids)])
+    (vector,) = inference.embed(mlm, [TEXTS[1]], layers=(-1, 0))
+    np.testing.assert_allclose(vector, (hidden[2] + hidden[0]).mean(axis=0) / 2, atol=1e-5)
+    (first,) = inference.embed(mlm, [TEXTS[1]], layers=(1,), pooling="cls")
+    np.testing.assert_allclose(first, hidden[1][0], atol=1e-5)
+
+
+def test_a_long_text_counts_every_token_once(mlm) -> None:
+    text = "the quick brown fox jumps over lazy dog hello world " * 10
+    limits = Limits.of(mlm, 24, 6)
+    rows = batching.make_rows(mlm, mlm.tokenizer.encode_batch([text]), limits)
+    assert len(rows) > 5 and all(len(row.ids) <= 24 for row in rows)
+    (vector,) = inference.embed(mlm, [text], limits=limits)
+    total, count = np.zeros(8), 0
+    for i, row in enumerate(rows):
+        hidden = apply(BertModel(mlm.config), mlm.encoder_params, row.ids).sequence[0]
+        first = 0 if i == 0 else row.owned[0]
+        last = len(row.ids) if i == len(rows) - 1 else row.owned[1]
+        total += np.asarray(hidden[first:last]).sum(axis=0)
+        count += last - first
+    assert count == 100 + 2
+    np.testing.assert_allclose(vector, total / count, atol=1e-5)
+
+
+def test_fill_mask_is_softmax_over_real_tokens(mlm) -> None:
+    texts = ["[MASK]京是中国的首都", "the [MASK] fox [MASK] .", "hello [MASK]"]
+    found = list(inference.fill_mask(mlm, texts, top_k=len(VOCAB)))
+    assert [answer["text"] for answer in found] == texts
+    assert [len(answer["masks"]) for answer in found] == [1, 2, 1]
+    for text, answer in zip(texts, found, strict=True):
+        ids, _ = ids_of(mlm, text)
+        logits, _ = apply(mlm.model, mlm.params, ids)
+        columns = np.flatnonzero(np.array(ids) == mlm.tokenizer.mask_id)
+        for column, candidates in zip(columns, answer["masks"], strict=True):
+            expected = np.asarray(jax.nn.softmax(logits[0, column, : len(VOCAB)]))
+            given = {c["token"]: c["probability"] for c in candidates}
+            assert sum(given.values()) == pytest.approx(1, abs=1e-5)
+            np.testing.assert_allclose([given[t] for t in VOCAB], expected, atol=1e-5)
+            values = [c["probability"] for c in candidates]
+            assert values == sorted(values, reverse=True)
+
+
+def test_a_mask_in_a_long_text_is_filled_once(mlm) -> None:
+    text = "the quick brown fox " * 20 + "[MASK] " + "jumps over lazy dog " * 20 + "[MASK]"
+    (answer,) = inference.fill_mask(mlm, [text], top_k=2, limits=Limits.of(mlm, 24, 8))
+    assert len(answer["masks"]) == 2
+
+
+def test_score_masks_each_token_in_turn(mlm) -> None:
+    found = list(inference.score(mlm, ["the quick fox", "\u200b", "dog"]))
+    assert [answer["tokens"] for answer in found] == [3, 0, 1]
+    ids, _ = ids_of(mlm, "the quick fox")
+    expected = 0.0
+    for column in (1, 2, 3):
+        masked = list(ids)
+        masked[column] = mlm.tokenizer.mask_id
+        logits, _ = apply(mlm.model, mlm.params, masked)
+        expected += float(jax.nn.log_softmax(logits[0, column])[ids[column]])
+    assert found[0]["log_likelihood"] == pytest.approx(expected, abs=1e-4)
+
+
+def test_classes_of_texts_and_pairs(classifier) -> None:
+    for pairs in (None, ["the dog", "京", "is not good", "a"]):
+        found = list(inference.classify(classifier, TEXTS, pairs))
+        for i, answer in enumerate(found):
+            ids, second = ids_of(classifier, TEXTS[i], pairs and pairs[i])
+            logits = apply(classifier.model, classifier.params, ids, second)
+            expected = np.asarray(jax.nn.softmax(logits[0]))
+            given = list(answer["probabilities"].values())
+            np.testing.assert_allclose(given, expected, atol=1e-5)
+            assert answer["label"] == f"label {expected.argmax()}"
+            assert list(answer["probabilities"]) == ["label 0", "label 1", "label 2"]
+
+
+def test_a_long_text_is_classified_by_the_mean_of_its_windows(classifier) -> None:
+    text, limits = "not good " * 15 + "bad dog " * 15, Limits.of(classifier, 24, 2)
+    (answer,) = inference.classify(classifier, [text], limits=limits)
+    rows = batching.make_rows(classifier, classifier.tokenizer.encode_batch([text]), limits)
+    logits = [apply(classifier.model, classifier.params, row.ids)[0] for row in rows]
+    expected = np.mean([jax.nn.softmax(x) for x in logits], axis=0)
+    np.testing.assert_allclose(list(answer["probabilities"].values()), expected, atol=1e-5)
+
+
+def test_a_regression_gives_a_value() -> None:
+    model = published(("classifier",))
+    dense = model.params["classifier"]["dense"]
+    dense["kernel"], dense["bias"] = dense["kernel"][:, :1], dense["bias"][:1]
+    bert = api.prepare(dataclasses.replace(model, labels=("LABEL_0",), regression=True))
+    (answer,) = inference.classify(bert, ["the dog"])
+    expected = apply(bert.model, bert.params, ids_of(bert, "the dog")[0])
+    assert answer == {"text": "the dog", "value": pytest.approx(float(expected[0, 0]), abs=1e-5)}
+
+
+def test_hand_typed_special_tokens_are_warned_of(mlm) -> None:
+    with pytest.warns(UserWarning, match=r"text 1: \[CLS\] and \[SEP\] were typed"):
+        list(inference.embed(mlm, ["[CLS] the dog [SEP]"]))
+
+
+def test_a_wrong_vocabulary_is_warned_of() -> None:
+    model = published(("mlm",))
+    cased = type(model.tokenizer)(VOCAB, do_lower_case=False)
+    bert = api.prepare(dataclasses.replace(model, tokenizer=cased))
+    with pytest.warns(UserWarning, match=r"2 of 3 tokens are \[UNK\]: is this cased vocabulary"):
+        list(inference.score(bert, ["The Quick fox"]))
+
+
+def test_questions_that_cannot_be_answered(mlm, classifier) -> None:
+    long_pair = "the " * 30
+    no_pooler = api.prepare(published(("tagger",)))
+    del no_pooler.published.params["bert"]["pooler"]
+    cases = [
+        (inference.fill_mask(classifier, ["[MASK]"]), "no mlm head .it has: classifier"),
+        (inference.classify(mlm, ["a"]), "no classifier head"),
+        (inference.fill_mask(mlm, ["hello"]), r"text 1 has no \[MASK\]: 'hello'"),
+        (inference.fill_mask(mlm, ["[mask]"]), r"text 1 has no \[MASK\]"),
+        (inference.fill_mask(mlm, ["[MASK]"], top_k=99), "top_k is 99; it must be 1 to 32"),
+        (inference.embed(mlm, ["a", " \t"]), "text 2 is empty"),
+        (inference.embed(mlm, ["a"], layers=(3,)), "layer 3 is not there"),
+        (inference.embed(mlm, ["a"], pooling="max"), "pooling is 'max'"),
+        (inference.embed(mlm, ["a"], pooling="pooled", layers=(1,)), "sees the last layer only"),
+        (inference.embed(no_pooler, ["a"], pooling="pooled"), "did not come with the checkpoint"),
+        (inference.classify(classifier, ["a"], [long_pair]), "second text of text 1 has 30 tokens"),
+        (inference.classify(classifier, ["a"], [""]), "second text 1 is empty"),
+        (
+            inference.embed(api.prepare(dataclasses.replace(mlm.published, tokenizer=None)), ["a"]),
+            "has no vocabulary",
+        ),
+    ]
+    for answers, message in cases:
+        with pytest.raises(UserError, match=message):
+            list(answers)

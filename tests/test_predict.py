@@ -1,0 +1,194 @@
+"""The front doors convert and predict, run as programs."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from bertjax import convert, interop, predict
+from bertjax.errors import UserError
+
+sys.path.insert(0, str(Path(__file__).parent / "interop"))
+from interop_models import published, same_trees
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory) -> Path:
+    """Folders pretrained/ and classifier/."""
+    root = tmp_path_factory.mktemp("models")
+    interop.write_huggingface(root / "pretrained", published(("mlm", "nsp")))
+    interop.write_huggingface(root / "classifier", published(("classifier",)))
+    return root
+
+
+def ask(capsys, *arguments: str) -> list[dict]:
+    """The JSON lines that predict prints."""
+    assert predict.main(arguments) == 0
+    return [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+
+
+def test_fill_mask(models, capsys) -> None:
+    texts = ["[MASK]京是中国的首都", "the [MASK] [MASK]"]
+    answers = ask(capsys, "fill-mask", f"--checkpoint={models}/pretrained", "--top_k=3", *texts)
+    assert [answer["text"] for answer in answers] == texts
+    assert [[len(mask) for mask in answer["masks"]] for answer in answers] == [[3], [3, 3]]
+    assert set(answers[0]["masks"][0][0]) == {"token", "probability"}
+
+
+def test_classify_a_file_in_order(models, capsys, tmp_path) -> None:
+    texts = ["good", "bad dog " * 40, "the fox", "a"]
+    (tmp_path / "texts.txt").write_text("\n".join(texts) + "\n", encoding="utf-8")
+    answers = ask(
+        capsys, "classify", f"--checkpoint={models}/classifier", f"--file={tmp_path}/texts.txt"
+    )
+    assert [answer["text"] for answer in answers] == texts
+    assert set(answers[0]["probabilities"]) == {"label 0", "label 1", "label 2"}
+    paired = ask(
+        capsys, "classify", f"--checkpoint={models}/classifier", "--pair=the dog", "good", "bad"
+    )
+    assert [answer["pair"] for answer in paired] == ["the dog"] * 2
+
+
+def test_embed_writes_vectors(models, capsys, tmp_path) -> None:
+    checkpoint = f"--checkpoint={models}/pretrained"
+    answers = ask(capsys, "embed", checkpoint, "hello world", "the dog")
+    vectors = np.array([answer["vector"] for answer in answers])
+    assert vectors.shape == (2, 8)
+    assert (
+        ask(capsys, "embed", checkpoint, f"--out={tmp_path}/v.npz", "hello world", "the dog") == []
+    )
+    stored = np.load(tmp_path / "v.npz")
+    np.testing.assert_allclose(stored["vectors"], vectors, atol=1e-6)
+    assert stored["texts"].tolist() == ["hello world", "the dog"]
+    (matrix,) = ask(capsys, "embed", checkpoint, "--cosine", "hello world", "the dog")
+    cosine = vectors[0] @ vectors[1] / np.linalg.norm(vectors[0]) / np.linalg.norm(vectors[1])
+    np.testing.assert_allclose(matrix["cosines"], [[1, cosine], [cosine, 1]], atol=1e-5)
+
+
+def test_score(models, capsys) -> None:
+    (answer,) = ask(capsys, "score", f"--checkpoint={models}/pretrained", "the dog")
+    assert answer["tokens"] == 2 and answer["log_likelihood"] < 0
+
+
+def test_tables_on_a_terminal(models, capsys, monkeypatch) -> None:
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True)
+    for command, extra, expected in (
+        ("fill-mask", ["the [MASK]"], "probability"),
+        ("score", ["the dog"], "log-likelihood"),
+        ("embed", ["the dog", "a fox"], "1.000"),
+    ):
+        predict.main([command, f"--checkpoint={models}/pretrained", *extra])
+        out = capsys.readouterr().out
+        assert expected in out and "{" not in out
+    predict.main(["classify", f"--checkpoint={models}/classifier", "[b]good[/b]"])
+    assert "[b]good[/b]" in capsys.readouterr().out
+
+
+def test_a_million_characters_are_read_in_windows(models, capsys) -> None:
+    text = "the quick brown fox " * 50_000
+    start = time.monotonic()
+    (answer,) = ask(capsys, "classify", f"--checkpoint={models}/classifier", text)
+    assert answer["text"] == text and time.monotonic() - start < 60
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["embed", "--checkpoint={m}/pretrained", ""], "text 1 is empty"),
+        (["embed", "--checkpoint={m}/nowhere", "a"], "nowhere does not exist"),
+        (["embed", "--checkpoint={m}/pretrained", "--file={m}/no", "a"], "give one of the two"),
+        (["embed", "--checkpoint={m}/pretrained", "--file={m}/no"], "No such file"),
+        (["embed", "--checkpoint={m}/pretrained", "--layers=x", "a"], "'x' is no list of layers"),
+        (["embed", "--checkpoint={m}/pretrained", "--out={m}/no/v.npz", "a"], "cannot be written"),
+        (["embed", "--checkpoint={m}/pretrained", "--step=3", "a"], "is no bertjax workdir"),
+        (["classify", "--checkpoint={m}/pretrained", "a"], "no classifier head"),
+        (
+            ["classify", "--checkpoint={m}/classifier", "--pair=a", "--pair=b", "a", "b", "c"],
+            "--pair was given 2 times for 3 texts",
+        ),
+        (["translate", "a"], "invalid choice: 'translate'"),
+        ([], "COMMAND"),
+    ],
+)
+def test_bad_questions(models, arguments, message) -> None:
+    with pytest.raises(UserError, match=message):
+        predict.main([argument.format(m=models) for argument in arguments])
+
+
+def test_texts_that_are_no_text(tmp_path) -> None:
+    (tmp_path / "latin").write_bytes(b"caf\xe9\n")
+    with pytest.raises(UserError, match="is not UTF-8 at byte 3"):
+        predict.read_texts([], str(tmp_path / "latin"))
+    (tmp_path / "empty").write_bytes(b"")
+    with pytest.raises(UserError, match="holds no text"):
+        predict.read_texts([], str(tmp_path / "empty"))
+    (tmp_path / "windows").write_bytes("\ufeffa\r\nb\u2028c".encode())
+    assert predict.read_texts([], str(tmp_path / "windows")) == ["a", "b\u2028c"]
+
+
+def program(name: str, *arguments: str, **options) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", f"bertjax.{name}", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, timeout=120, **options)
+
+
+def test_without_torch_tensorflow_and_transformers(models, tmp_path) -> None:
+    """Import, prediction and export in a Python that cannot import those packages."""
+    block = tmp_path / "block"
+    block.mkdir()
+    for name in ("torch", "tensorflow", "transformers"):
+        (block / f"{name}.py").write_text("raise ImportError('not here')")
+    import os
+
+    path = os.pathsep.join([str(block), str(Path(predict.__file__).parents[1])])
+    environment = {**os.environ, "PYTHONPATH": path, "JAX_PLATFORMS": "cpu"}
+    answer = program(
+        "predict", "fill-mask", f"--checkpoint={models}/pretrained", input="the [MASK]\n",
+        env=environment,
+    )  # fmt: skip
+    assert answer.returncode == 0, answer.stderr
+    assert json.loads(answer.stdout)["text"] == "the [MASK]"
+    answer = program(
+        "convert", f"--from={models}/pretrained", f"--to={tmp_path}/out", env=environment
+    )
+    assert answer.returncode == 0, answer.stderr
+    assert "39 of 39 encoder tensors loaded" in answer.stdout
+    wrong = program("predict", "fill-mask", f"--checkpoint={tmp_path}", "a", env=environment)
+    assert wrong.returncode == 2 and wrong.stderr.count("\n") == 1 and wrong.stdout == ""
+
+
+def test_convert_in_a_circle(models, tmp_path, capsys) -> None:
+    start = interop.read_checkpoint(str(models / "pretrained"))
+    convert.main([f"--from={models}/pretrained", f"--to={tmp_path}/run", "--format=orbax"])
+    convert.main([f"--from={tmp_path}/run", f"--to={tmp_path}/back"])
+    out = capsys.readouterr().out
+    assert out.count(f"parameter checksum {start.coverage.checksum}") == 4
+    assert same_trees(interop.read_checkpoint(str(tmp_path / "back")).params, start.params)
+    convert.main([f"--from={tmp_path}/run/checkpoints/0", f"--to={tmp_path}/more", "--json"])
+    summary = json.loads(capsys.readouterr().out)
+    assert summary["wrote"] == "BertForPreTraining" and summary["heads"] == ["mlm", "nsp"]
+
+
+def test_convert_extends_a_vocabulary(models, tmp_path, capsys) -> None:
+    (tmp_path / "words").write_text("foxing\n")
+    convert.main(
+        [f"--from={models}/pretrained", f"--to={tmp_path}/out", f"--extend_vocab={tmp_path}/words"]
+    )
+    assert "note: 1 words of" in capsys.readouterr().out
+    assert interop.read_checkpoint(str(tmp_path / "out")).config["vocab_size"] == 33
+
+
+def test_convert_refuses(models, tmp_path) -> None:
+    with pytest.raises(UserError, match="is not empty"):
+        convert.main([f"--from={models}/pretrained", f"--to={models}/classifier"])
+    model = published(("mlm",))
+    del model.params["bert"]["pooler"]
+    interop.write_huggingface(tmp_path / "no_pooler", model)
+    with pytest.raises(UserError, match="is not whole"):
+        convert.main([f"--from={tmp_path}/no_pooler", f"--to={tmp_path}/out", "--strict"])
+    assert not (tmp_path / "out").exists()
