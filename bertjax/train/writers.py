@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import os
+import time
 from collections.abc import Mapping
 from typing import Any
 
 from etils import epath
-from tensorboardX import SummaryWriter
+from tensorboardX.event_file_writer import EventsWriter
+from tensorboardX.proto.event_pb2 import Event, SessionLog
+from tensorboardX.summary import scalar
 
 from bertjax.errors import UserError
 
@@ -34,6 +38,36 @@ def cut_back(lines: list[str], step: int, evaluated: bool) -> list[str]:
     return lines
 
 
+class TensorBoard:
+    """One event file, written by the caller itself.
+
+    tensorboardX's SummaryWriter writes in a thread whose errors, a full disk's among them, nobody
+    sees; once it has died, the next figure but ten waits for ever.
+    """
+
+    def __init__(self, folder: str, start_step: int) -> None:
+        os.makedirs(folder, exist_ok=True)
+        self._events = EventsWriter(os.path.join(folder, "events"), f".{os.getpid()}")
+        # TensorBoard forgets what an earlier process wrote from this step on.
+        session = SessionLog(status=SessionLog.START)
+        self._write(Event(step=start_step + 1, session_log=session))
+
+    def _write(self, event: Event) -> None:
+        event.wall_time = time.time()
+        self._events.write_event(event)
+
+    def write(self, step: int, split: str, figures: Mapping[str, Any]) -> None:
+        """One curve for each figure, named SPLIT/NAME."""
+        for name, value in figures.items():
+            self._write(Event(step=step, summary=scalar(f"{split}/{name}", value)))
+
+    def flush(self) -> None:
+        self._events.flush()
+
+    def close(self) -> None:
+        self._events.close()
+
+
 class Writers:
     """metrics.jsonl and TensorBoard files of a workdir, cut back to the step a run begins at.
 
@@ -44,7 +78,7 @@ class Writers:
     def __init__(self, workdir: str, *, start_step: int, evaluated: bool) -> None:
         self._remote = "://" in workdir
         self._path = epath.Path(workdir) / METRICS
-        self._board = None
+        self._failed = False
         try:
             before = self._path.read_text().splitlines(keepends=True) if self._path.exists() else []
             self._lines = cut_back(before, start_step, evaluated)
@@ -53,11 +87,9 @@ class Writers:
             if not self._remote:
                 # Kept open for the whole run; each line is one write.
                 self._file = open(self._path, "a", encoding="utf-8")  # noqa: SIM115
-                self._board = SummaryWriter(
-                    os.path.join(workdir, "tensorboard"), purge_step=start_step + 1
-                )
+                self._board = TensorBoard(os.path.join(workdir, "tensorboard"), start_step)
         except OSError as error:
-            raise self._failed(error) from error
+            raise self._fail(error) from error
 
     def write(self, step: int, split: str, figures: Mapping[str, Any]) -> None:
         """Add one line {step, split, ...figures}; figures that are not finite become null."""
@@ -69,10 +101,9 @@ class Writers:
             else:
                 self._file.write(line)
                 self._file.flush()
-                for name, value in figures.items():
-                    self._board.add_scalar(f"{split}/{name}", value, step)
+                self._board.write(step, split, figures)
         except OSError as error:
-            raise self._failed(error) from error
+            raise self._fail(error) from error
 
     def flush(self) -> None:
         """Bring everything written so far to its place; called before a checkpoint is saved."""
@@ -83,14 +114,16 @@ class Writers:
                 os.fsync(self._file.fileno())
                 self._board.flush()
         except OSError as error:
-            raise self._failed(error) from error
+            raise self._fail(error) from error
 
     def close(self) -> None:
-        """Flush and close."""
-        self.flush()
+        """Flush and close; after a failure, whatever can still be closed."""
+        if not self._failed:
+            self.flush()
         if not self._remote:
-            self._file.close()
-            self._board.close()
+            for file in (self._file, self._board):
+                with contextlib.suppress(OSError):
+                    file.close()
 
     def _replace(self) -> None:
         text = "".join(self._lines)
@@ -104,7 +137,8 @@ class Writers:
             os.fsync(file.fileno())
         os.replace(temporary, self._path)
 
-    def _failed(self, error: OSError) -> UserError:
+    def _fail(self, error: OSError) -> UserError:
+        self._failed = True
         return UserError(
             f"writing figures to {self._path} failed ({error.strerror or error}): free space or "
             "rights and run the same command again"

@@ -3,9 +3,10 @@
 import io
 import json
 import math
+import struct
 
 import pytest
-from tensorboardX import SummaryWriter
+from tensorboardX.proto.event_pb2 import Event
 
 from bertjax.errors import UserError
 from bertjax.train.progress import Progress, duration, figures_text
@@ -45,8 +46,30 @@ def test_a_resumed_file_has_no_gaps_and_no_repeats(tmp_path):
     entries = [json.loads(text) for text in lines[:-1]]
     assert [entry["step"] for entry in entries] == list(range(1, 10))
     assert entries[3] == {"step": 4, "split": "train", "loss": 0.25, "bad": None}
-    assert any((tmp_path / "tensorboard").iterdir())
-    assert SummaryWriter is not None
+
+
+def events(path) -> list[Event]:
+    """The records of an event file: length, checksum, bytes, checksum."""
+    data, found = path.read_bytes(), []
+    while data:
+        (length,) = struct.unpack("<Q", data[:8])
+        found.append(Event.FromString(data[12 : 12 + length]))
+        data = data[16 + length :]
+    return found
+
+
+def test_tensorboard_files(tmp_path):
+    writers = Writers(str(tmp_path), start_step=4, evaluated=False)
+    writers.write(5, "train", {"loss": 0.5, "grad_norm": 2.0})
+    writers.close()
+    (path,) = (tmp_path / "tensorboard").iterdir()
+    version, session, *scalars = events(path)
+    assert version.file_version == "brain.Event:2"
+    assert session.step == 5 and session.session_log.status == 1  # START: purges from step 5 on
+    assert [(e.step, e.summary.value[0].tag, e.summary.value[0].simple_value) for e in scalars] == [
+        (5, "train/loss", 0.5),
+        (5, "train/grad_norm", 2.0),
+    ]
 
 
 def test_a_folder_that_cannot_be_written(tmp_path):
