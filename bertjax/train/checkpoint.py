@@ -35,7 +35,7 @@ _BLOCK = 1 << 22
 
 # Orbax logs tracebacks of errors that it raises in the caller afterwards.
 logging.getLogger("absl").addFilter(
-    lambda record: not (record.exc_info and record.filename == "async_checkpointer.py")
+    lambda record: not (record.exc_info and "orbax" in record.pathname)
 )
 
 
@@ -417,7 +417,9 @@ class _Blame:
 
     def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
         if isinstance(error, Exception) and not isinstance(error, UserError):
-            reason = " ".join(str(error).split())[:300] or type(error).__name__
+            reason = " ".join(str(error).split()) or type(error).__name__
+            if len(reason) > 300:  # the cause is said last
+                reason = f"{reason[:100]} ... {reason[-200:]}"
             raise UserError(
                 f"saving a checkpoint in {self.root} failed: {reason}; the checkpoints before it "
                 "are untouched, free space or rights and run the same command again"
