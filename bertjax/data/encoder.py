@@ -151,7 +151,7 @@ class Encoder:
             records.append(
                 serialize(
                     ids[start:end].tolist(),
-                    None if continues is None else continues[start:end].tolist(),
+                    None if continues is None else continues[start:end].astype(int).tolist(),
                 )
             )
             sizes.append(last - first)
@@ -181,7 +181,7 @@ class Encoder:
         return segmenter.continues(self.tokenizer, sentences, ids, lengths)
 
 
-def serialize(ids: list[int], continues: list[bool] | None = None) -> bytes:
+def serialize(ids: list[int], continues: list[int] | None = None) -> bytes:
     """A record as TFDS stores it: a tf.train.Example of integers."""
     from tensorflow_datasets.proto import tf_example_pb2, tf_feature_pb2
 

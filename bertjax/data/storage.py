@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import hashlib
 import os
 import tempfile
@@ -13,12 +15,22 @@ import numpy as np
 from etils import epath
 
 from bertjax.data.encoder import EncodedPiece
-from bertjax.errors import UserError
 
 NAME, VERSION = "corpus", "1.0.0"
 CORPUS, INDEX, REPORT = f"{NAME}/{VERSION}", "index", "data_report.json"
 SHARD = 64 << 20  # bytes of records in a shard, about
 _TEMPLATE = "{DATASET}-{SPLIT}.{FILEFORMAT}-{SHARD_INDEX}"
+
+
+@contextlib.contextmanager
+def _as_os_error() -> Iterator[None]:
+    """ArrayRecord raises RuntimeError, with the system's message, for a full disk and all else."""
+    try:
+        yield
+    except RuntimeError as error:
+        codes = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+        code = next((code for code in codes if os.strerror(code) in str(error)), errno.EIO)
+        raise OSError(code, str(error)) from error
 
 
 class Column:
@@ -83,7 +95,8 @@ class SplitWriter:
         trace: TracebackType | None,
     ) -> None:
         if kind is not None and self._shard is not None:
-            self._shard.close()
+            with contextlib.suppress(RuntimeError):  # a full disk has been reported already
+                self._shard.close()
 
     def add(self, piece: EncodedPiece) -> int | None:
         """Store a piece; returns the document's number of sentences if it ends a document.
@@ -110,7 +123,8 @@ class SplitWriter:
 
             path = self.folder / self._shard_name(len(self.shard_lengths))
             self._shard = array_record_module.ArrayRecordWriter(os.fspath(path), "group_size:1")
-        self._shard.write(record)
+        with _as_os_error():
+            self._shard.write(record)
         self.records += 1
         self._shard_records += 1
         self._shard_bytes += len(record)
@@ -124,16 +138,13 @@ class SplitWriter:
         from array_record.python import array_record_module
 
         path = os.fspath(self.folder / self._shard_name(len(self.shard_lengths)))
-        self._shard.close()
-        # The writer does not report a full disk; the reader's count does.
-        try:
+        with _as_os_error():
+            self._shard.close()
             reader = array_record_module.ArrayRecordReader(path)
             stored = reader.num_records()
             reader.close()
-        except Exception:
-            stored = 0
         if stored != self._shard_records:
-            raise UserError(f"{path} could not be written whole: is the disk full? Make room first")
+            raise OSError(errno.ENOSPC, f"{path} was not written whole")
         self.shard_lengths.append(self._shard_records)
         self.bytes += self._shard_bytes
         self._shard, self._shard_records, self._shard_bytes = None, 0, 0
