@@ -171,28 +171,24 @@ def test_without_nsp_there_is_no_such_head(corpus):
     assert "nsp" not in params_of(task) and set(task.loss_weights) == {"mlm_loss"}
 
 
-@pytest.mark.long
-def test_it_learns_a_small_text_by_heart(tmp_path):
-    """Sixty-four sentences: MLM loss below 0.5 and NSP accuracy above 0.95."""
-    (tmp_path / "text.txt").write_text(text(20, 4))
-    builder.prepare(str(tmp_path / "text.txt"), "train:120", tmp_path / "corpus", held_out=0.2)
+def test_it_learns_sixty_four_pairs_by_heart(corpus):
+    """One batch of 64 pairs again and again: MLM loss below 0.5 and NSP accuracy above 0.95."""
     task = task_of(
-        tmp_path / "corpus",
-        **{"model.hidden_dropout": 0.0, "model.attention_dropout": 0.0, "data.batch_size": 32,
-           "model.hidden_size": 64, "optimizer.learning_rate": 2e-3, "train.steps": 700,
-           "optimizer.warmup_steps": 50},
+        corpus,
+        **{"model.hidden_dropout": 0.0, "model.attention_dropout": 0.0, "data.batch_size": 64,
+           "model.hidden_size": 64, "optimizer.learning_rate": 3e-3, "train.steps": 250,
+           "optimizer.warmup_steps": 25},
     )  # fmt: skip
     mesh = make_mesh(1, 1, 1, devices=jax.devices()[:1])
     schedule = make_schedule(task.config.optimizer, task.train_steps)
     optimizer = make_optimizer(task.config.optimizer, schedule, abstract_params(task, mesh))
     state = create_state(task, optimizer, mesh, jax.random.key(0))
     step = make_train_step(task, optimizer, mesh, schedule=schedule, seed=0)
-    history = []
-    for _, batch in zip(range(task.train_steps), task.train_batches(0, Rows()), strict=False):
-        state, metrics = step(state, to_global(mesh, batch))
-        history.append({k: float(v) for k, v in metrics.items()})
-    last = {k: np.mean([h[k] for h in history[-50:]]) for k in history[0]}
-    assert last["mlm_loss"] < 0.5 and last["nsp_accuracy"] > 0.95, last
+    batch = to_global(mesh, next(task.train_batches(0, Rows())))
+    for _ in range(task.train_steps):
+        state, metrics = step(state, batch)
+    assert float(metrics["mlm_loss"]) < 0.5, metrics
+    assert float(metrics["nsp_accuracy"]) > 0.95, metrics
 
 
 @pytest.mark.parametrize(
