@@ -103,8 +103,8 @@ def load(path: str, *, step: int | None = None, dtype: str = "float32") -> Bert:
     """Read a checkpoint of any kind and make its model.
 
         bert = bertjax.load("runs/tiny")
-        ids = bert.tokenizer.encode("hello world").ids
-        output = bert.model.apply({"params": bert.params}, jnp.array([ids]))
+        ids = np.array([bert.tokenizer.encode("hello world").ids])
+        mlm_logits, nsp_logits = bert.model.apply({"params": bert.params}, ids)
 
     A head or pooler that a module of `bertjax.model` has and the checkpoint has not is filled with
     zeros: `published.heads` and `has_pooler` say what is real.

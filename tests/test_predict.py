@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import io
 import json
+import os
+import re
+import shlex
+import shutil
 import subprocess
 import sys
 import time
@@ -13,9 +18,10 @@ import pytest
 
 from bertjax import convert, interop, predict
 from bertjax.errors import UserError
+from bertjax.interop import workdir
 
 sys.path.insert(0, str(Path(__file__).parent / "interop"))
-from interop_models import published, same_trees
+from interop_models import published, same_trees, write_release
 
 
 @pytest.fixture(scope="module")
@@ -143,8 +149,6 @@ def test_without_torch_tensorflow_and_transformers(models, tmp_path) -> None:
     block.mkdir()
     for name in ("torch", "tensorflow", "transformers"):
         (block / f"{name}.py").write_text("raise ImportError('not here')")
-    import os
-
     path = os.pathsep.join([str(block), str(Path(predict.__file__).parents[1])])
     environment = {**os.environ, "PYTHONPATH": path, "JAX_PLATFORMS": "cpu"}
     answer = program(
@@ -192,3 +196,32 @@ def test_convert_refuses(models, tmp_path) -> None:
     with pytest.raises(UserError, match="is not whole"):
         convert.main([f"--from={tmp_path}/no_pooler", f"--to={tmp_path}/out", "--strict"])
     assert not (tmp_path / "out").exists()
+
+
+PAGE = Path(__file__).parents[1] / "docs" / "checkpoints.md"
+
+
+def test_every_command_of_the_page_runs(models, tmp_path, capsys, monkeypatch) -> None:
+    """The commands of docs/checkpoints.md, in order, on small models of the names used there."""
+    monkeypatch.chdir(tmp_path)
+    shutil.copytree(models / "pretrained", "bert-base-uncased")
+    shutil.copytree(models / "classifier", "reviews")
+    write_release(tmp_path / "uncased_L-12_H-768_A-12", published(("mlm", "nsp")))
+    workdir.write("runs/tiny", published(("mlm", "nsp")))
+    (tmp_path / "texts.txt").write_text("a good dog\nthe fox jumps\n")
+    (tmp_path / "words.txt").write_text("foxing\n")
+    blocks = re.findall(r"^```bash\n(.*?)^```", PAGE.read_text(encoding="utf8"), re.S | re.M)
+    commands = [line for block in blocks for line in block.splitlines()]
+    assert len(commands) >= 12
+    for command in commands:
+        command, _, stdin = command.partition(" < ")
+        words = shlex.split(command)
+        door = {"bertjax.convert": convert, "bertjax.predict": predict}[words[2]]
+        data = io.BytesIO((tmp_path / stdin).read_bytes() if stdin else b"")
+        monkeypatch.setattr("sys.stdin", io.TextIOWrapper(data))
+        assert door.main(words[3:]) == 0, command
+        assert capsys.readouterr().out or "--out" in command
+    python = re.search(r"^```python\n(.*?)^```", PAGE.read_text(encoding="utf8"), re.S | re.M)[1]
+    names: dict = {}
+    exec(python, names)
+    assert names["mlm_logits"].shape == (1, 2, 128)

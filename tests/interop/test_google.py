@@ -5,103 +5,32 @@ from __future__ import annotations
 import json
 import pathlib
 import shutil
-import struct
 
 import numpy as np
 import pytest
-from interop_models import VOCAB, published, same_trees, write_json
+from interop_models import (
+    VOCAB,
+    google_config,
+    google_weights,
+    published,
+    same_trees,
+    write_bundle,
+    write_json,
+    write_release,
+)
 
 from bertjax.errors import UserError
 from bertjax.interop import read_checkpoint, write_huggingface
-from bertjax.interop.crc32c import crc32c, masked_crc32c
+from bertjax.interop.crc32c import crc32c
 from bertjax.interop.names import GOOGLE, export_tensor, get, tensors_of
 from bertjax.interop.tensor_bundle import Bundle
-
-# A writer of the same format, as small as it can be: one data block, no shared prefixes.
-
-
-def _varint(value: int) -> bytes:
-    out = b""
-    while value >= 0x80:
-        out, value = out + bytes([value & 0x7F | 0x80]), value >> 7
-    return out + bytes([value])
-
-
-def _field(number: int, value: int | bytes) -> bytes:
-    if isinstance(value, int):
-        return _varint(number << 3) + _varint(value)
-    return _varint(number << 3 | 2) + _varint(len(value)) + value
-
-
-def _entry(array: np.ndarray, offset: int, dtype: int) -> bytes:
-    shape = b"".join(_field(2, _field(1, size)) for size in array.shape)
-    body = _field(1, dtype) + _field(2, shape) + _field(4, offset) + _field(5, array.nbytes)
-    return body + _varint(6 << 3 | 5) + struct.pack("<I", masked_crc32c(array.tobytes()))
-
-
-def _table_block(pairs: list[tuple[bytes, bytes]]) -> bytes:
-    body = b"".join(b"\0" + _varint(len(k)) + _varint(len(v)) + k + v for k, v in pairs)
-    body += struct.pack("<II", 0, 1) + b"\0"  # one restart at 0; no compression
-    return body + struct.pack("<I", masked_crc32c(body))
-
-
-def write_bundle(prefix: pathlib.Path, arrays: dict[str, np.ndarray]) -> None:
-    """A TensorFlow 1 checkpoint of float32 and int64 arrays."""
-    header = _field(1, 1)
-    pairs, data = [(b"", header)], b""
-    for name in sorted(arrays):
-        array = np.ascontiguousarray(arrays[name])
-        dtype = {"float32": 1, "int64": 9}[str(array.dtype)]
-        pairs.append((name.encode(), _entry(array, len(data), dtype)))
-        data += array.tobytes()
-    block, meta = _table_block(pairs), _table_block([])
-    handle = _varint(0) + _varint(len(block) - 5)
-    index = _table_block([(b"~", handle)])
-    footer = _varint(len(block)) + _varint(len(meta) - 5)
-    footer += _varint(len(block) + len(meta)) + _varint(len(index) - 5)
-    footer = footer.ljust(40, b"\0") + struct.pack("<Q", 0xDB4775248B80FB57)
-    prefix.with_name(prefix.name + ".index").write_bytes(block + meta + index + footer)
-    prefix.with_name(prefix.name + ".data-00000-of-00001").write_bytes(data)
-
-
-def google_weights(model) -> dict[str, np.ndarray]:
-    """A model's weights under Google's names."""
-    weights: dict[str, np.ndarray] = {}
-    for tensor in tensors_of(model.heads):
-        array = get(model.params, tensor.path)
-        weights |= export_tensor(tensor, array, GOOGLE, model.config["vocab_size"])
-    return weights
 
 
 @pytest.fixture
 def folder(tmp_path: pathlib.Path) -> pathlib.Path:
     """A Google release with optimizer slots."""
-    model = published(("mlm", "nsp"))
-    weights = google_weights(model)
-    slots = {f"{n}/{s}": np.zeros_like(a) for n, a in weights.items() for s in ("adam_m", "adam_v")}
-    root = tmp_path / "uncased_L-2_H-8_A-2"
-    root.mkdir()
-    state = {"global_step": np.asarray(20, np.int64)}
-    write_bundle(root / "bert_model.ckpt", weights | slots | state)
-    write_json(root / "bert_config.json", google_config())
-    (root / "vocab.txt").write_text("\n".join(VOCAB) + "\n", encoding="utf-8")
-    return root
-
-
-def google_config() -> dict:
-    return {
-        "vocab_size": len(VOCAB),
-        "num_hidden_layers": 2,
-        "hidden_size": 8,
-        "num_attention_heads": 2,
-        "intermediate_size": 16,
-        "max_position_embeddings": 24,
-        "type_vocab_size": 2,
-        "hidden_act": "gelu",
-        "hidden_dropout_prob": 0.1,
-        "attention_probs_dropout_prob": 0.1,
-        "initializer_range": 0.02,
-    }
+    write_release(tmp_path / "uncased_L-2_H-8_A-2", published(("mlm", "nsp")))
+    return tmp_path / "uncased_L-2_H-8_A-2"
 
 
 @pytest.mark.parametrize(
