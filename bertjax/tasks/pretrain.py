@@ -23,7 +23,7 @@ from bertjax.data.corpus import open_source
 from bertjax.data.loader import PretrainLoader
 from bertjax.data.masking import mask_counts, mask_tokens
 from bertjax.data.store import PreparedCorpus
-from bertjax.data.tokenizer import Tokenizer
+from bertjax.data.tokenizer import SPECIAL_TOKENS, Tokenizer
 from bertjax.errors import UserError
 from bertjax.model.heads import BertForPreTraining
 from bertjax.tasks.task import Batch, Mean, Rows, Task
@@ -35,6 +35,8 @@ EVAL_SEED = 0
 # Folded into the seed, so that masks share no random bits with dropout or initialisation.
 MASK_STREAM = 0x3A5C
 EXAMPLES_SHOWN = 4
+# Sequences a packed row of an ordinary corpus, where none is there to say it.
+PACKED_SEQUENCES = 3
 # In a workdir: what the corpus beside it was prepared from.
 REQUEST = "corpus_request.json"
 
@@ -92,6 +94,15 @@ def from_config(
     return Pretrain(config, str(corpus), tokenizer)
 
 
+def without_data(config: config_dict.ConfigDict) -> Pretrain:
+    """The task of a resolved config with model.vocab_size, to plan and to time its step.
+
+    It has no examples; its batches are shaped as those of a corpus of long documents.
+    """
+    words = [f"[unused{i}]" for i in range(config.model.vocab_size - len(SPECIAL_TOKENS))]
+    return Pretrain(config, None, Tokenizer([*SPECIAL_TOKENS, *words]))
+
+
 def _own_corpus(workdir: str) -> str:
     return f"{workdir}/corpus"
 
@@ -125,35 +136,43 @@ class Pretrain(Task):
     name = "pretrain"
     best_metric = ("validation/loss", False)
 
-    def __init__(self, config: config_dict.ConfigDict, corpus: str, tokenizer: Tokenizer) -> None:
+    def __init__(
+        self, config: config_dict.ConfigDict, corpus: str | None, tokenizer: Tokenizer
+    ) -> None:
         """`config` is resolved, with model.vocab_size that of `tokenizer`; `corpus` is a prepared
-        folder. UserError where the corpus cannot give examples for it."""
+        folder, or None: no examples. UserError where the corpus cannot give examples for it."""
         data = config.data
         self.config, self.tokenizer = config, tokenizer
-        self._fingerprint = json.loads((epath.Path(corpus) / builder.FINGERPRINT).read_text())
         self.model = BertForPreTraining(bert_config(config), nsp=data.nsp)
         self.loss_weights = {"mlm_loss": config.loss.mlm}
         if data.nsp:
             self.loss_weights["nsp_loss"] = config.loss.nsp
-        self._corpora: dict[str, PreparedCorpus]
-        self._corpora = {s: PreparedCorpus(corpus, s) for s in builder.split_names(corpus)}
-        self.eval_splits = tuple(split for split in self._corpora if split != "train")
-        self._loaders = {split: self._loader(split) for split in self._corpora}
-        examples = self._loaders["train"].examples_per_epoch
-        self.train_steps = config.train.steps or int(
-            config.train.epochs * examples / data.batch_size
-        )
-        if self.train_steps < 1:
-            raise UserError(
-                f"config.train.steps={config.train.steps} and config.train.epochs="
-                f"{config.train.epochs} make no step: set one of them"
-            )
         limit = data.max_predictions or data.seq_length
         self._counts = {
             True: mask_counts(data.seq_length, data.mask_rate, limit),
             False: mask_counts(data.seq_length, EVAL_MASK_RATE, data.seq_length),
         }
-        self._unigram = _unigram(self._corpora["train"], tokenizer)
+        self.train_steps, self.eval_splits = config.train.steps, ()
+        self._sequences_per_row = PACKED_SEQUENCES if data.packing else 1
+        if corpus is not None:
+            self._open(corpus)
+
+    def _open(self, corpus: str) -> None:
+        data, steps = self.config.data, self.config.train
+        self._fingerprint = json.loads((epath.Path(corpus) / builder.FINGERPRINT).read_text())
+        self._corpora: dict[str, PreparedCorpus]
+        self._corpora = {s: PreparedCorpus(corpus, s) for s in builder.split_names(corpus)}
+        self.eval_splits = tuple(split for split in self._corpora if split != "train")
+        self._loaders = {split: self._loader(split) for split in self._corpora}
+        self._sequences_per_row = self._loaders["train"].sequences_per_row
+        examples = self._loaders["train"].examples_per_epoch
+        self.train_steps = steps.steps or int(steps.epochs * examples / data.batch_size)
+        if self.train_steps < 1:
+            raise UserError(
+                f"config.train.steps={steps.steps} and config.train.epochs={steps.epochs} make no "
+                "step: set one of them"
+            )
+        self._unigram = _unigram(self._corpora["train"], self.tokenizer)
 
     def _loader(self, split: str) -> PretrainLoader:
         data, train = self.config.data, split == "train"
@@ -173,7 +192,7 @@ class Pretrain(Task):
         )
 
     def batch_spec(self) -> dict[str, jax.ShapeDtypeStruct]:
-        data, pairs = self.config.data, self._loaders["train"].sequences_per_row
+        data, pairs = self.config.data, self._sequences_per_row
         names = ["input_ids", "token_type_ids", "attention_mask"]
         shapes = {name: ((data.seq_length,), jnp.int32) for name in names}
         shapes |= {name: ((pairs,), jnp.int32) for name in ("nsp_positions", "nsp_labels")}
