@@ -1,56 +1,38 @@
 """Prepare a corpus: documents to a TFDS dataset of token ids in ArrayRecord.
 
-One reader cuts the documents into chunks, N processes turn chunks into records, one writer
-stores them in the reader's order. Memory holds a few chunks and one digest sketch, whatever the
-size of the corpus. The layout of the folder is in docs/architecture.md, "A prepared corpus".
+The layout of the folder is in docs/architecture.md, "A prepared corpus"; how documents become
+records is in `pipeline.py`, or in `beam_builder.py` on Apache Beam.
 """
 
 from __future__ import annotations
 
-import collections
 import contextlib
 import dataclasses
 import errno
 import functools
-import hashlib
-import itertools
 import json
-import multiprocessing
 import os
 import re
 import shutil
 import tempfile
 import warnings as python_warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent import futures
 from typing import Any
 
 from etils import epath
 
-from bertjax.data import encoder as encoding
+from bertjax.data import pipeline
 from bertjax.data import report as reporting
 from bertjax.data import segmenter as segmenting
 from bertjax.data.corpus import Reading, Source, open_source
-from bertjax.data.encoder import EncodedChunk, Encoder, Piece, digest64
-from bertjax.data.storage import (
-    CORPUS,
-    INDEX,
-    REPORT,
-    SplitWriter,
-    StoredIndex,
-    digest_of_folder,
-    write_metadata,
-)
+from bertjax.data.encoder import Encoder
+from bertjax.data.pipeline import Chooser, Figures, Progress, watched
+from bertjax.data.storage import CORPUS, INDEX, REPORT, StoredIndex, digest_of_folder
 from bertjax.data.tokenizer import CONFIG_FILE, VOCAB_FILE, Tokenizer, is_cased
 from bertjax.errors import UserError
 
 FINGERPRINT = "fingerprint.json"
 UNFINISHED = "UNFINISHED"
-CHUNK = 1 << 17  # characters in a chunk
-# Below this many bytes, starting worker processes costs more than they save.
-SMALL = 8 << 20
-
-Progress = Callable[[str, Reading, int | None], None]  # (what, how far, total bytes)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -151,12 +133,15 @@ def prepare(
         tokenizer = make_tokenizer()
         tokenizer.save(folder)
         encoder = Encoder(tokenizer, language, segmenter)
-        build = functools.partial(_build, folder, opened, named, encoder, processes, progress)
+        build = functools.partial(
+            pipeline.build, folder, opened, named, encoder, processes, progress
+        )
         choose = Chooser(held_out.fraction, seed)
-        statistics, splits = build(choose)
-        if (again := choose.corrected(splits)) is not None:
-            statistics, splits = build(again)
-        _finish(folder, opened, named, encoder, statistics, splits, seq_length)
+        statistics, figures = build(choose)
+        if (again := choose.corrected(figures)) is not None:
+            statistics, figures = build(again)
+        notes = [note for part in (opened, *named.values()) for note in part.reading.notes]
+        _finish(folder, source, encoder, statistics, figures, notes, seq_length)
     return out
 
 
@@ -219,7 +204,7 @@ def _vocabulary(
         raise UserError(f"vocab={vocab!r} needs a number of tokens, 100 or more: train:30522")
 
     def train() -> Tokenizer:
-        texts = _watched(source.paragraphs(), source, "vocabulary", progress)
+        texts = watched(source.paragraphs(), source, "vocabulary", progress)
         with python_warnings.catch_warnings(record=True) as caught:
             python_warnings.simplefilter("always")
             lower = lower_case is not False
@@ -229,17 +214,6 @@ def _vocabulary(
         return tokenizer
 
     return train
-
-
-def _watched(
-    items: Iterable[Any], source: Source, what: str, progress: Progress | None
-) -> Iterator[Any]:
-    for number, item in enumerate(items):
-        if progress and number % 64 == 0:
-            progress(what, source.reading, source.size)
-        yield item
-    if progress:
-        progress(what, source.reading, source.size)
 
 
 @contextlib.contextmanager
@@ -284,179 +258,20 @@ def _start(folder: epath.Path) -> None:
         (folder / name).unlink(missing_ok=True)
 
 
-class Chooser:
-    """Which split a document goes to, by a digest of (seed, its first chunk of text)."""
-
-    def __init__(self, fraction: float, seed: int, below: int | None = None) -> None:
-        self.fraction = fraction
-        self.seed = seed
-        self.below = int(fraction * 2.0**64) if below is None else below
-        self.smallest = 1 << 64
-        self.distinct: set[int] = set()  # at most two
-
-    def __call__(self, text: str) -> str:
-        digest = digest64(text, key=str(self.seed).encode())
-        self.smallest = min(self.smallest, digest)
-        if len(self.distinct) < 2:
-            self.distinct.add(digest)
-        return "validation" if digest < self.below else "train"
-
-    def corrected(self, splits: dict[str, SplitWriter]) -> Chooser | None:
-        """For a corpus so small that a split stayed empty: exactly one document is held out.
-
-        Of a corpus with a single distinct document nothing is held out.
-        """
-        used = [name for name in ("train", "validation") if splits[name].documents]
-        if len(used) == 2 or (used == ["train"] and not self.fraction):
-            return None
-        below = self.smallest + 1 if len(self.distinct) == 2 else 0
-        if below == self.below or (used == ["train"] and not below):
-            return None
-        return Chooser(self.fraction, self.seed, below)
-
-
-def pieces(document: Iterator[str], choose: Callable[[str], str]) -> Iterator[Piece]:
-    """A document in pieces of about `CHUNK` characters, which depend on the document alone."""
-    digest = hashlib.blake2b(digest_size=8)
-    split = ""
-    paragraphs: list[str] = []
-    size = 0
-    for paragraph in document:
-        if size + len(paragraph) > CHUNK and paragraphs:
-            split = split or choose("\n".join(paragraphs))
-            yield Piece(split, paragraphs, last=False)
-            paragraphs, size = [], 0
-        paragraphs.append(paragraph)
-        size += len(paragraph)
-        digest.update(paragraph.encode("utf-8", "surrogatepass") + b"\n")
-    split = split or choose("\n".join(paragraphs))
-    number = int.from_bytes(digest.digest(), "little")
-    yield Piece(split, paragraphs, last=True, digest=number)
-
-
-def _chunks(
-    documents: Iterable[Iterator[str]], choose: Callable[[str], str]
-) -> Iterator[list[Piece]]:
-    """Pieces of documents in a row, at most about twice `CHUNK` characters together."""
-    chunk: list[Piece] = []
-    size = 0
-    for document in documents:
-        for piece in pieces(document, choose):
-            chunk.append(piece)
-            size += sum(map(len, piece.paragraphs))
-            if size >= CHUNK:
-                yield chunk
-                chunk, size = [], 0
-    if chunk:
-        yield chunk
-
-
-def _encoded(
-    chunks: Iterator[list[Piece]], encoder: Encoder, processes: int
-) -> Iterator[EncodedChunk]:
-    """Chunks through the encoder, in order, with a bounded number on the way."""
-    if processes == 1:
-        with _one_core():
-            yield from map(encoder, chunks)
-        return
-    context = multiprocessing.get_context("spawn")  # JAX's threads do not survive a fork
-    pool = futures.ProcessPoolExecutor(processes, context, encoding.start_worker, (encoder,))
-    waiting: collections.deque[futures.Future[EncodedChunk]] = collections.deque()
-    try:
-        for chunk in itertools.chain(chunks, itertools.repeat(None)):
-            if chunk is not None:
-                waiting.append(pool.submit(encoding.encode, chunk))
-                if len(waiting) < 4 * processes:
-                    continue
-            elif not waiting:
-                break
-            yield waiting.popleft().result()
-    except futures.process.BrokenProcessPool:
-        raise UserError(
-            "a worker process was killed, probably for memory: use fewer --processes"
-        ) from None
-    finally:
-        pool.shutdown(cancel_futures=True)
-
-
-@contextlib.contextmanager
-def _one_core() -> Iterator[None]:
-    """A process is a core: `tokenizers` starts no threads of its own."""
-    name = "TOKENIZERS_PARALLELISM"
-    before = os.environ.get(name)
-    os.environ[name] = "false"
-    try:
-        yield
-    finally:
-        if before is None:
-            del os.environ[name]
-        else:
-            os.environ[name] = before
-
-
-def _build(
-    folder: epath.Path,
-    source: Source,
-    named: dict[str, Source],
-    encoder: Encoder,
-    processes: int,
-    progress: Progress | None,
-    choose: Chooser,
-) -> tuple[reporting.Statistics, dict[str, SplitWriter]]:
-    """Write every split; the figures are those of `source`, not of the named held-out sets."""
-    shutil.rmtree(folder / CORPUS, ignore_errors=True)
-    shutil.rmtree(folder / INDEX, ignore_errors=True)
-    if processes == 0:
-        small = source.name == "python_docs" or (source.size or SMALL) < SMALL
-        processes = 1 if small else os.cpu_count() or 1
-    statistics = reporting.Statistics()
-    with contextlib.ExitStack() as stack:
-        splits = {
-            name: stack.enter_context(SplitWriter(folder, name, bool(encoder.segmenter)))
-            for name in ("train", "validation", *named)
-        }
-        for name, part in {"": source, **named}.items():
-            target = statistics if not name else reporting.Statistics()
-            chunks = _chunks(part.documents(), (lambda _, n=name: n) if name else choose)
-            for chunk in _watched(
-                _encoded(chunks, encoder, processes), part, name or "corpus", progress
-            ):
-                target.add(chunk)
-                for piece in chunk.pieces:
-                    sentences = splits[piece.split].add(piece)
-                    if sentences is not None:
-                        target.add_document(piece.digest, sentences)
-                    elif piece.last:
-                        target.counts["empty_documents"] += 1
-            target.counts.update(part.reading.counts)
-            if name and not splits[name].documents:
-                raise UserError(f"the held-out set {name} ({part.name}) has no text: check it")
-        for split in splits.values():
-            split.close()
-    if not statistics.documents.total:
-        raise UserError(
-            f"{source.name} has no text ({statistics.counts['empty_files']} empty files, "
-            f"{statistics.counts['empty_documents']} empty documents): check the source"
-        )
-    return statistics, splits
-
-
 def _finish(
     folder: epath.Path,
-    source: Source,
-    named: dict[str, Source],
+    source: str,
     encoder: Encoder,
     statistics: reporting.Statistics,
-    splits: dict[str, SplitWriter],
+    splits: Figures,
+    notes: list[str],
     seq_length: int,
 ) -> None:
-    """Metadata, report and, last of all, the fingerprint."""
+    """The report and, last of all, the fingerprint."""
     tokenizer = encoder.tokenizer
-    written = [split for split in splits.values() if split.documents]
-    write_metadata(folder, written, bool(encoder.segmenter))
     random_share, padding = reporting.pair_figures(StoredIndex(folder, "train"), seq_length)
     report: dict[str, Any] = {
-        "source": source.name,
+        "source": source,
         "language": encoder.language,
         "vocab": {
             "size": tokenizer.vocab_size,
@@ -464,13 +279,13 @@ def _finish(
             "fingerprint": tokenizer.fingerprint,
             **tokenizer.settings,
         },
-        "splits": {split.name: split.figures() for split in written},
+        "splits": splits,
         **statistics.figures(),
         "nsp_random_share": random_share,
         "seq_length": seq_length,
         "padding_share": padding,
         "counts": dict(sorted(statistics.counts.items())),
-        "notes": [*source.reading.notes, *(n for s in named.values() for n in s.reading.notes)],
+        "notes": notes,
     }
     report["warnings"] = reporting.warnings(report)
     if encoder.language == "zh" and not encoder.segmenter:

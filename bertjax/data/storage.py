@@ -58,32 +58,70 @@ class Column:
         self._values.close()
 
 
-class SplitWriter:
-    """Appends the records of one split, in order, and its index.
+class IndexWriter:
+    """Writes the index of one split: sentence lengths, and the place and document of records.
 
     Attributes:
         documents, sentences, tokens, records: written so far.
     """
 
-    def __init__(self, folder: epath.Path, name: str, continues: bool) -> None:
+    def __init__(self, folder: epath.Path, name: str) -> None:
+        self.documents = self.sentences = self.tokens = self.records = 0
+        self._document_sentences = 0  # of the document that is not complete yet
+        index = folder / INDEX
+        index.mkdir(parents=True, exist_ok=True)
+        self._lengths = Column(index / f"{name}.lengths.npy", np.uint16)
+        self._offsets = Column(index / f"{name}.offsets.npy", np.int64)
+        self._documents = Column(index / f"{name}.documents.npy", np.int64)
+        self._offsets.append([0])
+
+    def add(self, sentences: Sequence[int], lengths: np.ndarray) -> None:
+        """Records of the current document: their numbers of sentences, and these's lengths."""
+        ends = self.sentences + np.cumsum(sentences, dtype=np.int64)
+        self._offsets.append(ends)
+        self._documents.append(np.full(len(sentences), self.documents))
+        self._lengths.append(lengths)
+        self.records += len(sentences)
+        self.sentences += len(lengths)
+        self.tokens += int(lengths.sum(dtype=np.int64))
+        self._document_sentences += len(lengths)
+
+    def end_document(self) -> int:
+        """The sentences of the document that ends here; one without any is not numbered."""
+        sentences, self._document_sentences = self._document_sentences, 0
+        self.documents += bool(sentences)
+        return sentences
+
+    def figures(self) -> dict[str, int]:
+        names = ("documents", "sentences", "tokens", "records")
+        return {name: getattr(self, name) for name in names}
+
+    def close(self) -> None:
+        """Write the files; an empty split leaves none."""
+        for column in (self._lengths, self._offsets, self._documents):
+            column.close()
+            if not self.documents:
+                column.path.unlink()
+
+
+class SplitWriter:
+    """Appends the records of one split, in order, and its index.
+
+    Attributes:
+        index: what was written so far.
+        shard_lengths: records of each finished shard.
+        bytes: of all records.
+    """
+
+    def __init__(self, folder: epath.Path, name: str) -> None:
         self.name = name
         self.folder = folder / CORPUS
-        self.continues = continues
-        self.documents = self.sentences = self.tokens = self.records = 0
+        self.folder.mkdir(parents=True, exist_ok=True)
+        self.index = IndexWriter(folder, name)
         self.shard_lengths: list[int] = []
         self.bytes = 0
         self._shard: Any = None
         self._shard_bytes = self._shard_records = 0
-        self._document_sentences = 0  # of the document that is not complete yet
-        index = folder / INDEX
-        for path in (self.folder, index):
-            path.mkdir(parents=True, exist_ok=True)
-        self._index = {
-            "lengths": Column(index / f"{name}.lengths.npy", np.uint16),
-            "offsets": Column(index / f"{name}.offsets.npy", np.int64),
-            "documents": Column(index / f"{name}.documents.npy", np.int64),
-        }
-        self._index["offsets"].append([0])
 
     def __enter__(self) -> Self:
         return self
@@ -99,23 +137,11 @@ class SplitWriter:
                 self._shard.close()
 
     def add(self, piece: EncodedPiece) -> int | None:
-        """Store a piece; returns the document's number of sentences if it ends a document.
-
-        A document without a single token is not stored and not numbered: None.
-        """
-        for record, sentences in zip(piece.records, piece.sentences, strict=True):
+        """Store a piece; returns the document's number of sentences if it ends a document."""
+        for record in piece.records:
             self._write(record)
-            self.sentences += sentences
-            self._index["offsets"].append([self.sentences])
-            self._index["documents"].append([self.documents])
-        self._index["lengths"].append(piece.lengths)
-        self.tokens += int(piece.lengths.sum(dtype=np.int64))
-        self._document_sentences += len(piece.lengths)
-        if not piece.last or not self._document_sentences:
-            return None
-        self.documents += 1
-        sentences, self._document_sentences = self._document_sentences, 0
-        return sentences
+        self.index.add(piece.sentences, piece.lengths)
+        return self.index.end_document() if piece.last else None
 
     def _write(self, record: bytes) -> None:
         if self._shard is None:
@@ -125,7 +151,6 @@ class SplitWriter:
             self._shard = array_record_module.ArrayRecordWriter(os.fspath(path), "group_size:1")
         with _as_os_error():
             self._shard.write(record)
-        self.records += 1
         self._shard_records += 1
         self._shard_bytes += len(record)
         if self._shard_bytes >= SHARD:
@@ -153,18 +178,7 @@ class SplitWriter:
         """Finish the last shard and the index; an empty split leaves no file."""
         if self._shard is not None:
             self._close_shard()
-        for column in self._index.values():
-            column.close()
-            if not self.documents:
-                column.path.unlink()
-
-    def figures(self) -> dict[str, int]:
-        return {
-            "documents": self.documents,
-            "sentences": self.sentences,
-            "tokens": self.tokens,
-            "records": self.records,
-        }
+        self.index.close()
 
 
 class StoredIndex:

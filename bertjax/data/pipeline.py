@@ -1,0 +1,207 @@
+"""Documents to stored records: one reader, N encoding processes, one writer.
+
+The reader cuts documents into pieces that depend on the document alone, the writer stores their
+records in the reader's order. So the result does not depend on the number of processes, and
+memory holds a few chunks, whatever the size of the corpus.
+"""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import hashlib
+import itertools
+import multiprocessing
+import os
+import shutil
+from collections.abc import Callable, Iterable, Iterator
+from concurrent import futures
+from typing import Any
+
+from etils import epath
+
+from bertjax.data import encoder as encoding
+from bertjax.data.corpus import Reading, Source
+from bertjax.data.encoder import EncodedChunk, Encoder, Piece, digest64
+from bertjax.data.report import Statistics
+from bertjax.data.storage import CORPUS, INDEX, SplitWriter, write_metadata
+from bertjax.errors import UserError
+
+CHUNK = 1 << 17  # characters in a chunk
+# Below this many bytes, starting worker processes costs more than they save.
+SMALL = 8 << 20
+
+Progress = Callable[[str, Reading, int | None], None]  # (what, how far, total bytes)
+Figures = dict[str, dict[str, int]]  # split -> documents, sentences, tokens, records
+
+
+class Chooser:
+    """Which split a document goes to, by a digest of (seed, its first chunk of text)."""
+
+    def __init__(self, fraction: float, seed: int, below: int | None = None) -> None:
+        self.fraction = fraction
+        self.seed = seed
+        self.below = int(fraction * 2.0**64) if below is None else below
+        self.smallest = 1 << 64
+        self.distinct: set[int] = set()  # at most two
+
+    def __call__(self, text: str) -> str:
+        digest = digest64(text, key=str(self.seed).encode())
+        self.smallest = min(self.smallest, digest)
+        if len(self.distinct) < 2:
+            self.distinct.add(digest)
+        return "validation" if digest < self.below else "train"
+
+    def corrected(self, figures: Figures) -> Chooser | None:
+        """For a corpus so small that a split stayed empty: exactly one document is held out.
+
+        Of a corpus with a single distinct document nothing is held out.
+        """
+        used = [name for name in ("train", "validation") if name in figures]
+        if len(used) == 2 or (used == ["train"] and not self.fraction):
+            return None
+        below = self.smallest + 1 if len(self.distinct) == 2 else 0
+        if below == self.below or (used == ["train"] and not below):
+            return None
+        return Chooser(self.fraction, self.seed, below)
+
+
+def pieces(document: Iterator[str], choose: Callable[[str], str]) -> Iterator[Piece]:
+    """A document in pieces of about `CHUNK` characters, which depend on the document alone."""
+    digest = hashlib.blake2b(digest_size=8)
+    split = ""
+    paragraphs: list[str] = []
+    size = 0
+    for paragraph in document:
+        if size + len(paragraph) > CHUNK and paragraphs:
+            split = split or choose("\n".join(paragraphs))
+            yield Piece(split, paragraphs, last=False)
+            paragraphs, size = [], 0
+        paragraphs.append(paragraph)
+        size += len(paragraph)
+        digest.update(paragraph.encode("utf-8", "surrogatepass") + b"\n")
+    split = split or choose("\n".join(paragraphs))
+    number = int.from_bytes(digest.digest(), "little")
+    yield Piece(split, paragraphs, last=True, digest=number)
+
+
+def _chunks(
+    documents: Iterable[Iterator[str]], choose: Callable[[str], str]
+) -> Iterator[list[Piece]]:
+    """Pieces of documents in a row, at most about twice `CHUNK` characters together."""
+    chunk: list[Piece] = []
+    size = 0
+    for document in documents:
+        for piece in pieces(document, choose):
+            chunk.append(piece)
+            size += sum(map(len, piece.paragraphs))
+            if size >= CHUNK:
+                yield chunk
+                chunk, size = [], 0
+    if chunk:
+        yield chunk
+
+
+def _encoded(
+    chunks: Iterator[list[Piece]], encoder: Encoder, processes: int
+) -> Iterator[EncodedChunk]:
+    """Chunks through the encoder, in order, with a bounded number on the way."""
+    if processes == 1:
+        with _one_core():
+            yield from map(encoder, chunks)
+        return
+    context = multiprocessing.get_context("spawn")  # JAX's threads do not survive a fork
+    pool = futures.ProcessPoolExecutor(processes, context, encoding.start_worker, (encoder,))
+    waiting: collections.deque[futures.Future[EncodedChunk]] = collections.deque()
+    try:
+        for chunk in itertools.chain(chunks, itertools.repeat(None)):
+            if chunk is not None:
+                waiting.append(pool.submit(encoding.encode, chunk))
+                if len(waiting) < 4 * processes:
+                    continue
+            elif not waiting:
+                break
+            yield waiting.popleft().result()
+    except futures.process.BrokenProcessPool:
+        raise UserError(
+            "a worker process was killed, probably for memory: use fewer --processes"
+        ) from None
+    finally:
+        pool.shutdown(cancel_futures=True)
+
+
+@contextlib.contextmanager
+def _one_core() -> Iterator[None]:
+    """A process is a core: `tokenizers` starts no threads of its own."""
+    name = "TOKENIZERS_PARALLELISM"
+    before = os.environ.get(name)
+    os.environ[name] = "false"
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ[name]
+        else:
+            os.environ[name] = before
+
+
+def watched(
+    items: Iterable[Any], source: Source, what: str, progress: Progress | None
+) -> Iterator[Any]:
+    """The items; tells `progress` now and then how much of the source was read."""
+    for number, item in enumerate(items):
+        if progress and number % 64 == 0:
+            progress(what, source.reading, source.size)
+        yield item
+    if progress:
+        progress(what, source.reading, source.size)
+
+
+def build(
+    folder: epath.Path,
+    source: Source,
+    named: dict[str, Source],
+    encoder: Encoder,
+    processes: int,
+    progress: Progress | None,
+    choose: Chooser,
+) -> tuple[Statistics, Figures]:
+    """Write every split. The statistics are those of `source`, not of the named held-out sets."""
+    for name in (CORPUS, INDEX):
+        shutil.rmtree(folder / name, ignore_errors=True)
+    if processes == 0:
+        small = source.name == "python_docs" or (source.size or SMALL) < SMALL
+        processes = 1 if small else os.cpu_count() or 1
+    statistics = Statistics()
+    with contextlib.ExitStack() as stack:
+        splits = {
+            name: stack.enter_context(SplitWriter(folder, name))
+            for name in ("train", "validation", *named)
+        }
+        for name, part in {"": source, **named}.items():
+            target = statistics if not name else Statistics()
+            chunks = _chunks(part.documents(), (lambda _, n=name: n) if name else choose)
+            encoded = _encoded(chunks, encoder, processes)
+            for chunk in watched(encoded, part, name or "corpus", progress):
+                _store(chunk, splits, target)
+            target.counts.update(part.reading.counts)
+            if not target.documents.total:
+                raise UserError(
+                    f"{part.name} has no text ({target.counts['empty_files']} empty files, "
+                    f"{target.counts['empty_documents']} empty documents): check the source"
+                )
+        for split in splits.values():
+            split.close()
+    written = [split for split in splits.values() if split.index.documents]
+    write_metadata(folder, written, bool(encoder.segmenter))
+    return statistics, {split.name: split.index.figures() for split in written}
+
+
+def _store(chunk: EncodedChunk, splits: dict[str, SplitWriter], statistics: Statistics) -> None:
+    statistics.add(chunk)
+    for piece in chunk.pieces:
+        sentences = splits[piece.split].add(piece)
+        if sentences:
+            statistics.add_document(piece.digest, sentences)
+        elif piece.last:
+            statistics.counts["empty_documents"] += 1
