@@ -154,6 +154,14 @@ FIELDS: tuple[Field, ...] = (
     Field("checkpoint.keep", 3, "newest checkpoints to keep (the best is kept apart)"),
     Field("checkpoint.keep_every", 0, "keep every checkpoint at multiples of this many steps"),
 )  # fmt: skip
+# Flags by which the processes of one run find each other; found by themselves under Slurm, GKE and
+# on TPU VMs.
+PROCESSES = (
+    Field("coordinator", "", "several processes: HOST:PORT of process 0"),
+    Field("num_processes", 0, "several processes: how many"),
+    Field("process_id", -1, "several processes: which one this is, from 0"),
+    Field("init_timeout", 300.0, "seconds to wait until all processes are there"),
+)
 BY_KEY: Mapping[str, Field] = {field.key: field for field in FIELDS}
 
 # L, H, A of the published sizes (Devlin et al. 2019; Turc et al. 2019 for the small ones).
@@ -183,7 +191,16 @@ SMOKE: Mapping[str, Any] = {
     "data.window_overlap": 8, "data.max_question_tokens": 16,
     "mesh.data": -1, "mesh.fsdp": 1, "mesh.tensor": 1,
     "train.steps": 20, "train.accumulate": 1, "train.log_every": 5, "train.eval_every": 10,
-    "train.seeds": 1, "optimizer.warmup_steps": 2, "checkpoint.every": 10,
+    "train.seeds": 1, "optimizer.warmup_steps": 2, "optimizer.warmup_ratio": 0.0,
+    "checkpoint.every": 10,
+}  # fmt: skip
+# What every fine-tuning recipe begins with (Devlin et al. 2019, A.3; Mosbach et al. 2021 for the
+# bias-corrected Adam).
+FINETUNE: Mapping[str, Any] = {
+    "data.batch_size": 32, "data.eval_batch_size": 64,
+    "optimizer.name": "adamw", "optimizer.learning_rate": 5e-5, "optimizer.warmup_ratio": 0.1,
+    "optimizer.schedule": "linear_after_warmup",
+    "train.epochs": 3.0, "train.log_every": 50, "checkpoint.every": 0, "checkpoint.keep": 1,
 }  # fmt: skip
 MODES = ("train", "evaluate", "summary")
 

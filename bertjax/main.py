@@ -19,18 +19,11 @@ preset=NAME and model sizes such as num_layers=6.
   python -m bertjax.main --config=configs/large.py:smoke
   python -m bertjax.main --config=configs/tiny.py --workdir=runs/tiny --mode=evaluate
 """
-# How the processes of one run find each other; found by themselves under Slurm, GKE, on TPU VMs.
-PROCESSES = (
-    config.Field("coordinator", "", "several processes: HOST:PORT of process 0"),
-    config.Field("num_processes", 0, "several processes: how many"),
-    config.Field("process_id", -1, "several processes: which one this is, from 0"),
-    config.Field("init_timeout", 300.0, "seconds to wait until all processes are there"),
-)
 FLAGS = (
     config.Field("workdir", "", "folder of the run; '' = runs/NAME of the config"),
     config.Field("mode", "train", "what to do; summary prints the model's tree", config.MODES),
     config.Field("step", -1, "--mode=evaluate: the checkpoint to take; -1 = the best"),
-    *PROCESSES,
+    *config.PROCESSES,
 )
 
 
@@ -48,14 +41,14 @@ def main(arguments: Sequence[str]) -> int:
         print(start.summary(command))
         return 0
     start.environment(command.config)
-    flags = {field.key: command.flags[field.key] for field in PROCESSES}
+    flags = {field.key: command.flags[field.key] for field in config.PROCESSES}
     distributed.start(**flags, config=command.config.to_dict(), say=config.stderr)
     run = start.prepare(command, workdir)
     if command.flags["mode"] == "evaluate":
-        step = command.flags["step"]
-        loop.evaluate(run.config, run.task, workdir, step=None if step < 0 else step)
+        step = command.flags["step"] if command.flags["step"] >= 0 else None
+        loop.evaluate(run.config, run.task, workdir, mesh=run.mesh, step=step)
     else:
-        loop.train(run.config, run.task, workdir, load_initial=run.load_initial)
+        loop.train(run.config, run.task, workdir, mesh=run.mesh, load_initial=run.load_initial)
     return 0
 
 

@@ -21,7 +21,8 @@ from bertjax.data.tokenizer import Tokenizer
 from bertjax.errors import UserError
 from bertjax.model.heads import BertForPreTraining
 from bertjax.parallel import distributed
-from bertjax.tasks import make_task, prepare_data
+from bertjax.parallel import mesh as meshes
+from bertjax.tasks import TASKS, make_task, prepare_data
 from bertjax.tasks.task import Task
 from bertjax.train import checkpoint
 from bertjax.train import workdir as workdirs
@@ -33,7 +34,9 @@ class Run:
 
     config: config_dict.ConfigDict
     task: Task
+    mesh: jax.sharding.Mesh
     load_initial: Callable[[Any], Any] | None
+    lock: Any = None  # of the workdir, held as long as the run
 
 
 def environment(config: config_dict.ConfigDict) -> None:
@@ -48,6 +51,8 @@ def prepare(command: configs.CommandLine, workdir: str) -> Run:
     Raises:
         UserError: whatever is wrong with config, checkpoint, corpus or vocabulary.
     """
+    if command.flags["mode"] == "evaluate":
+        return _evaluation(command, workdir)
     config = command.config
     published, tokenizer = None, None
     if config.init_from:
@@ -63,10 +68,39 @@ def prepare(command: configs.CommandLine, workdir: str) -> Run:
         if tokenizer is not None:
             _check_casing(config, tokenizer, command.explicit)
     config = configs.resolve(config)
+    mesh = _mesh(config)
+    lock = workdirs.on_first_process(lambda: workdirs.lock(workdir))
     workdirs.on_first_process(lambda: prepare_data(config, workdir, tokenizer))
-    task = make_task(config, workdir, tokenizer)
+    task = make_task(config, workdir, tokenizer, _known_labels(config, workdir, published))
     load = None if published is None else _loader(task, published)
-    return Run(config, task, load)
+    return Run(config, task, mesh, load, lock)
+
+
+def _evaluation(command: configs.CommandLine, workdir: str) -> Run:
+    """The run of a workdir as it was, but for what the command line says itself."""
+    saved = workdirs.read_config(workdir)
+    if saved is None:
+        raise UserError(f"there is no run in {workdir}: give the --workdir of one")
+    config = configs.default_config()
+    known = workdirs.flat(saved[0])
+    configs.update(config, {key: known[key] for key in configs.BY_KEY if key in known})
+    for key in command.explicit:
+        value, has = configs.get(command.config, key), configs.get(config, key)
+        if value != has and key.removeprefix("model.") in configs.SIZE_KEYS:
+            raise UserError(
+                f"config.{key}={value} was asked for, but the run in {workdir} has {has}"
+            )
+        configs.update(config, {key: value})
+    config = configs.resolve(config)
+    task = make_task(config, workdir, Tokenizer.load(workdir), saved[1].get("labels"))
+    return Run(config, task, _mesh(config), None)
+
+
+def _mesh(config: config_dict.ConfigDict) -> jax.sharding.Mesh:
+    """The devices as config.mesh says, checked against the batch, before anything is read."""
+    mesh = meshes.make_mesh(config.mesh.data, config.mesh.fsdp, config.mesh.tensor)
+    meshes.check_batch(config.data.batch_size, mesh, jax.process_count(), config.train.accumulate)
+    return mesh
 
 
 def _resumed(config: config_dict.ConfigDict, workdir: str) -> dict[str, Any] | None:
@@ -77,6 +111,20 @@ def _resumed(config: config_dict.ConfigDict, workdir: str) -> dict[str, Any] | N
     if saved is None or saved[0].get("init_from") != config.init_from:
         return None
     return {key: saved[0]["model"][key] for key in configs.SIZE_KEYS}
+
+
+def _known_labels(
+    config: config_dict.ConfigDict, workdir: str, published: interop.Published | None
+) -> tuple[str, ...] | None:
+    """The labels of the head that the run starts from or goes on with, None where it has none."""
+    if published is not None:
+        has_head = TASKS[config.task] in published.heads and not published.regression
+        return published.labels if has_head else None
+    if not checkpoint.committed_steps(checkpoint.root(workdir) / checkpoint.FOLDER):
+        return None
+    saved = workdirs.read_config(workdir)
+    labels = saved[1].get("labels") if saved else None
+    return None if labels is None else tuple(labels)
 
 
 def _with_sizes(
@@ -111,8 +159,12 @@ def _loader(task: Task, published: interop.Published) -> Callable[[Any], Any]:
     """Abstract parameters -> those of the checkpoint, with fresh ones where it has none."""
 
     def load(abstract: Any) -> Any:
-        new_head = "allow" if task.config.new_head else "refuse"
-        params, coverage = interop.initial_params(published, abstract, new_head=new_head)
+        params, coverage = interop.initial_params(
+            published,
+            abstract,
+            new_head="allow" if task.config.new_head else "refuse",
+            encoder_only=getattr(task, "fresh_head", False),
+        )
         configs.stderr(f"{published.source}: {coverage}")
         if not coverage.new:
             return params
