@@ -66,7 +66,10 @@ class PretrainLoader:
     ):
         if batch_size < 1:
             raise UserError(f"data.batch_size is {batch_size}; it must be at least 1")
-        self.examples = Examples(corpus, seq_length, seed, nsp)
+        try:
+            self.examples = Examples(corpus, seq_length, seed, nsp)
+        except UserError as error:
+            raise UserError(f"{corpus.folder}, split {corpus.split!r}: {error}") from None
         self.packer = Packer(self.examples) if packing else None
         self.batch_size, self._workers, self._prefetch = batch_size, workers, prefetch
         self._writer = _RowWriter(

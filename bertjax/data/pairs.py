@@ -114,7 +114,8 @@ class Examples:
         corpus = self._corpus
         records = len(corpus.documents)
         expected = np.zeros(records + 1, np.int64)
-        firsts, previous, done = [], None, 0
+        first_records = np.empty(records + 1, np.uint32)
+        found, previous, done = 0, None, 0
         self.long_sentences = several = 0
         for lengths, offsets, documents in corpus.chunks():
             if not lengths.all() or not np.diff(offsets).all():
@@ -127,12 +128,14 @@ class Examples:
             counts = np.maximum(_ONE, (tokens * (_ONE / use)).astype(np.int64))
             expected[done + 1 : done + 1 + len(counts)] = counts
             new = np.flatnonzero(np.diff(documents, prepend=documents[0] - 1)) + done
-            firsts.append((new if documents[0] != previous else new[1:]).astype(np.uint32))
-            previous, done = documents[-1], done + len(counts)
+            new = new if documents[0] != previous else new[1:]
+            first_records[found : found + len(new)] = new
+            previous, done, found = documents[-1], done + len(counts), found + len(new)
         if not records:
             raise UserError("the corpus is empty: it has no sentence to train on")
         np.cumsum(expected, out=expected)
-        first_records = np.concatenate([*firsts, np.array([records], np.uint32)])
+        first_records[found] = records
+        first_records = first_records[: found + 1].copy() if found < records else first_records
         if self.nsp and len(first_records) < 3:
             raise UserError(
                 "the corpus has one document, so there is no other one to take a random next "
