@@ -108,6 +108,13 @@ def parser() -> argparse.ArgumentParser:
         default=128,
         help="length that the report's padding share is for (default 128); changes nothing else",
     )
+    add(
+        "--beam_pipeline_options",
+        default="",
+        metavar="OPTIONS",
+        help="prepare on Apache Beam (pip install 'bertjax[beam]'), with its pipeline options: "
+        "runner=DirectRunner, or runner=DataflowRunner,project=...,temp_location=...",
+    )
     add("--json", action="store_true", help="print the data report as JSON on standard output")
     return p
 
@@ -208,6 +215,7 @@ def main(arguments: Sequence[str]) -> int:
             invalid_utf8=args.invalid_utf8,
             seq_length=args.seq_length,
             segmenter=args.segmenter,
+            beam_pipeline_options=args.beam_pipeline_options,
             progress=shown,
         )
     finally:

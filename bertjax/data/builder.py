@@ -89,6 +89,7 @@ def prepare(
     layout: str = "auto",
     seq_length: int = 128,
     segmenter: str = "",
+    beam_pipeline_options: str = "",
     progress: Progress | None = None,
 ) -> epath.Path:
     """Turn a text source into a prepared corpus; the result does not depend on `processes`.
@@ -106,6 +107,7 @@ def prepare(
         layout: which lines are a document, see `corpus.Reading`.
         seq_length: the length that the report's padding share is for.
         segmenter: '' or 'jieba', for whole-word masking of Chinese.
+        beam_pipeline_options: prepare on Apache Beam with these, 'runner=DirectRunner,...'.
         progress: called now and then.
 
     Returns:
@@ -133,13 +135,18 @@ def prepare(
         tokenizer = make_tokenizer()
         tokenizer.save(folder)
         encoder = Encoder(tokenizer, language, segmenter)
-        build = functools.partial(
-            pipeline.build, folder, opened, named, encoder, processes, progress
-        )
         choose = Chooser(held_out.fraction, seed)
-        statistics, figures = build(choose)
-        if (again := choose.corrected(figures)) is not None:
-            statistics, figures = build(again)
+        if beam_pipeline_options:
+            statistics, figures = _on_beam(
+                folder, opened, named, encoder, choose, beam_pipeline_options
+            )
+        else:
+            build = functools.partial(
+                pipeline.build, folder, opened, named, encoder, processes, progress
+            )
+            statistics, figures = build(choose)
+            if (again := choose.corrected(figures)) is not None:
+                statistics, figures = build(again)
         notes = [note for part in (opened, *named.values()) for note in part.reading.notes]
         _finish(folder, source, encoder, statistics, figures, notes, seq_length)
     return out
@@ -256,6 +263,28 @@ def _start(folder: epath.Path) -> None:
         shutil.rmtree(folder / name, ignore_errors=True)
     for name in (REPORT, VOCAB_FILE, CONFIG_FILE):
         (folder / name).unlink(missing_ok=True)
+
+
+def _on_beam(
+    folder: epath.Path,
+    source: Source,
+    named: dict[str, Source],
+    encoder: Encoder,
+    choose: Chooser,
+    options: str,
+) -> tuple[reporting.Statistics, Figures]:
+    try:
+        from bertjax.data import beam_builder
+    except ImportError:
+        raise UserError("Apache Beam is not installed: pip install 'bertjax[beam]'") from None
+    requests = [
+        beam_builder.Request(
+            part.name, part.reading.layout, part.reading.invalid_utf8, name, choose, encoder
+        )
+        for name, part in {"": source, **named}.items()
+    ]
+    splits = ["train", *(["validation"] if choose.fraction else []), *named]
+    return beam_builder.build(folder, requests, splits, options)
 
 
 def _finish(

@@ -78,7 +78,11 @@ class EncodedChunk:
 
 def digest64(text: str, key: bytes = b"") -> int:
     """A stable 64-bit digest of a text."""
-    data = text.encode("utf-8", "surrogatepass")
+    return digest_bytes(text.encode("utf-8", "surrogatepass"), key)
+
+
+def digest_bytes(data: bytes, key: bytes = b"") -> int:
+    """A stable 64-bit digest of bytes."""
     return int.from_bytes(hashlib.blake2b(data, digest_size=8, key=key).digest(), "little")
 
 
