@@ -204,7 +204,7 @@ def _explained(error: Exception) -> UserError:
         found = [str(error)]
     if found:
         return UserError(found[-1].partition(" [while running")[0])
-    if "Not a single example" in str(error):
+    if "generated examples is 0" in str(error):
         return UserError(
             "a split stayed empty: the source has no text, or so few documents that none was held "
             "out (raise --held_out, or prepare without --beam_pipeline_options)"
