@@ -288,7 +288,7 @@ def test_signals_and_exit_codes_pass_through(repository: pathlib.Path, tmp_path,
     command = [repository / "launch" / "local.sh", "--config=configs/tiny.py:smoke"]
     process = start([*command, f"--workdir={workdir}", "--config.train.steps=100000"])
     metrics = workdir / "metrics.jsonl"
-    wait_for(lambda: metrics.exists() and metrics.stat().st_size, 180)
+    wait_for(lambda: metrics.exists() and metrics.stat().st_size, 500)
     process.terminate()
     process.communicate(timeout=60)
     assert process.returncode == 143
@@ -302,7 +302,7 @@ def test_tpu_worker_replaces_the_run_that_is_going_on(repository: pathlib.Path, 
     first = start([*command, "--config.train.steps=100000"])
     metrics = repository / "runs" / "tiny" / "metrics.jsonl"
     try:
-        wait_for(lambda: metrics.exists() and metrics.stat().st_size, 180)
+        wait_for(lambda: metrics.exists() and metrics.stat().st_size, 500)
         second = run([*command, "--mode=summary"], timeout=180)
         assert second.returncode == 0, second.stdout
         assert "start: --config=configs/tiny.py:smoke --mode=summary" in second.stdout
