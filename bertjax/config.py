@@ -188,7 +188,7 @@ SMOKE: Mapping[str, Any] = {
     "model.intermediate_size": 128, "model.vocab_size": 0, "model.max_position_embeddings": 64,
     "data.seq_length": 64, "data.batch_size": 16, "data.eval_batch_size": 16,
     "data.eval_examples": 64, "data.max_predictions": 0,
-    "data.window_overlap": 8, "data.max_question_tokens": 16,
+    "data.window_overlap": 8, "data.max_question_tokens": 16, "data.length_buckets": False,
     "mesh.data": -1, "mesh.fsdp": 1, "mesh.tensor": 1,
     "train.steps": 20, "train.accumulate": 1, "train.log_every": 5, "train.eval_every": 10,
     "train.seeds": 1, "optimizer.warmup_steps": 2, "optimizer.warmup_ratio": 0.0,

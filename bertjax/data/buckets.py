@@ -10,19 +10,33 @@ filled up with empty rows of weight 0.
 from __future__ import annotations
 
 import functools
+import itertools
 
 import numpy as np
 
 from bertjax.data.shuffle import mix
 
-# The lengths that batches are padded to.
+# The lengths that batches may be padded to, and how many of them one run compiles for.
 LENGTHS = (16, 32, 48, 64, 96, 128, 192, 256, 384, 512)
+MOST_SHAPES = 4
 BATCHES_A_BLOCK = 50
 
 
-def padded_length(longest: int, limit: int) -> int:
-    """The smallest of LENGTHS that holds `longest` tokens, at most `limit`."""
-    return min(next((n for n in LENGTHS if n >= longest), limit), limit)
+def choose_lengths(lengths: np.ndarray, limit: int) -> tuple[int, ...]:
+    """At most MOST_SHAPES of LENGTHS, ascending, that hold rows of these lengths with the least
+    padding in all. None is above `limit`, which takes the place of the next larger one."""
+    longest = min(next((n for n in LENGTHS if n >= lengths.max()), limit), limit)
+    smaller = [n for n in LENGTHS if n < longest and n >= lengths.min()]
+    sets = [
+        (*chosen, longest)
+        for count in range(min(MOST_SHAPES, len(smaller) + 1))
+        for chosen in itertools.combinations(smaller, count)
+    ]
+
+    def padded(chosen: tuple[int, ...]) -> int:
+        return int(np.array(chosen)[np.searchsorted(chosen, lengths)].sum())
+
+    return min(sets, key=lambda chosen: (padded(chosen), len(chosen)))
 
 
 class LengthBuckets:
@@ -41,13 +55,14 @@ class LengthBuckets:
     ) -> None:
         self.lengths, self.batch_size, self.limit = np.asarray(lengths), batch_size, limit
         self.seed, self.by_length = seed, by_length
+        self.shapes = choose_lengths(self.lengths, limit) if by_length else (limit,)
         self.steps_per_epoch = -(-len(self.lengths) // batch_size)
         self._epoch = functools.lru_cache(maxsize=2)(self._plan)
 
     @property
     def longest(self) -> int:
         """The padded length of the longest batch there is."""
-        return padded_length(int(self.lengths.max()), self.limit) if self.by_length else self.limit
+        return self.shapes[-1]
 
     def batch(self, step: int) -> tuple[int, np.ndarray, int]:
         """(epoch, row numbers [<= batch_size], padded length) of a training step from 0."""
@@ -62,9 +77,7 @@ class LengthBuckets:
         return [(rows, self._length(rows)) for rows in parts]
 
     def _length(self, rows: np.ndarray) -> int:
-        if not self.by_length:
-            return self.limit
-        return padded_length(int(self.lengths[rows].max()), self.limit)
+        return self.shapes[int(np.searchsorted(self.shapes, self.lengths[rows].max()))]
 
     def _plan(self, epoch: int) -> list[np.ndarray]:
         draw = np.random.default_rng(mix(self.seed, epoch))

@@ -1,0 +1,434 @@
+"""Classify a text or a pair: one label, several labels at once, or a score (regression).
+
+The head sees the pooled [CLS] (Devlin et al. 2019, section 4.1). One label: softmax and
+cross-entropy. Several: a sigmoid for each. A score: one output and the squared error.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from ml_collections import config_dict
+
+from bertjax.config import bert_config
+from bertjax.data.readers import Table, read_table
+from bertjax.data.tokenizer import Tokenizer
+from bertjax.errors import UserError
+from bertjax.model.heads import BertForClassification
+from bertjax.tasks import finetune, glue, labels, results, smoke
+from bertjax.tasks.finetune import EncodedRows, FineTune
+from bertjax.tasks.task import Mean
+from bertjax.tasks.texts import text_rows
+from bertjax.train import loss
+
+SINGLE, MULTI, REGRESSION = "single_label", "multi_label", "regression"
+DEFAULT_METRIC = {SINGLE: "accuracy", MULTI: "micro_f1", REGRESSION: "spearman"}
+FIGURES: Mapping[str, Mapping[str, bool]] = {
+    SINGLE: {"accuracy": True, "matthews": True, "f1": True, "macro_f1": True, "loss": False},
+    MULTI: {"micro_f1": True, "macro_f1": True, "exact_match": True, "loss": False},
+    REGRESSION: {"spearman": True, "pearson": True, "squared_error": False, "loss": False},
+}
+SHORTEST_ROW = 8  # of windows: fewer tokens of text than this say nothing
+
+
+@dataclasses.dataclass
+class Examples:
+    """A split as it was read. `targets` is None where it has no labels.
+
+    texts, pairs: strings; targets: a label, a tuple of labels, or a number for each.
+    """
+
+    source: str
+    texts: list[str]
+    pairs: list[str] | None
+    targets: list[Any] | None
+    places: list[str]
+
+
+def read(config: config_dict.ConfigDict, split: str, source: str) -> Examples:
+    """The examples of a split; says what was decided. UserError for what cannot be used."""
+    data = config.data
+    spec = glue.TASKS.get(data.glue)
+    if data.glue and spec is None:
+        raise UserError(f"config.data.glue={data.glue} is not one of {', '.join(glue.TASKS)}")
+    asked = [data.text_column, data.pair_column, data.label_column]
+    table = read_table(source, header=data.header, named=[name for name in asked if name])
+    texts = _strings(table, data.text_column, "data.text_column")
+    pairs = _strings(table, data.pair_column, "data.pair_column") if data.pair_column else None
+    targets = _targets(config, table, split, spec)
+    finetune.say_all(table.notes)
+    empty = [place for place, text in zip(table.places, texts, strict=True) if not text.strip()]
+    if empty:
+        finetune.say_all(
+            [f"warning: {source}: {len(empty)} empty texts ({finetune.places(empty)})"]
+        )
+    examples = Examples(source, texts, pairs, targets, table.places)
+    limit = data.limit if split == "train" else data.eval_examples
+    if not limit or limit >= len(texts):
+        return examples
+    chosen = finetune.draw(len(texts), limit, config.seed)
+    if split != "train":
+        chosen = np.arange(limit)
+    finetune.say_all([f"{source}: {limit} of {len(texts)} examples are used"])
+    return dataclasses.replace(
+        examples,
+        **{
+            name: None if values is None else [values[i] for i in chosen]
+            for name, values in (
+                ("texts", texts), ("pairs", pairs), ("targets", targets), ("places", table.places)
+            )
+        },
+    )  # fmt: skip
+
+
+def _strings(table: Table, spec: str, key: str) -> list[str]:
+    values = table.column(spec, key)
+    for value, place in zip(values, table.places, strict=True):
+        if not isinstance(value, str):
+            raise UserError(f"{table.source}, {place}: '{spec}' is {value!r}, not a text")
+    return values
+
+
+def _targets(
+    config: config_dict.ConfigDict, table: Table, split: str, spec: glue.GlueTask | None
+) -> list[Any] | None:
+    """Label names, tuples of them, or numbers; None for a test split that has none."""
+    data = config.data
+    if table.find(data.label_column) is None and split.startswith("test"):
+        table.notes.append(f"{table.source} has no labels: it gets predictions, not scores")
+        return None
+    values = table.column(data.label_column, "data.label_column")
+    hidden = sum(value is None for value in values)
+    if hidden == len(values) and split.startswith("test"):
+        table.notes.append(f"the labels of {table.source} are hidden: it gets predictions only")
+        return None
+    if hidden:
+        place = table.places[values.index(None)]
+        raise UserError(f"{table.source}, {place}: no label ({hidden} rows have none)")
+    if data.problem_type == REGRESSION:
+        return list(labels.scores(values, table.source, table.places))
+    if data.problem_type == MULTI:
+        return [_several(value) for value in values]
+    names = [_name(value) for value in values]
+    return [glue.label_name(spec, name) for name in names] if spec else names
+
+
+def _name(value: Any) -> str:
+    return str(value).strip()
+
+
+def _several(value: Any) -> tuple[str, ...]:
+    """The labels of one example: a list, or a text with commas between them."""
+    parts = value if isinstance(value, list) else str(value).split(",")
+    return tuple(name for part in parts if (name := _name(part)))
+
+
+def label_probabilities(logits: np.ndarray, problem_type: str) -> np.ndarray:
+    """Probabilities [..., C] float64 of logits: softmax, or a sigmoid for each label."""
+    logits = np.asarray(logits, np.float64)
+    if problem_type == MULTI:
+        return 1 / (1 + np.exp(-logits))
+    exponents = np.exp(logits - logits.max(axis=-1, keepdims=True))
+    return exponents / exponents.sum(axis=-1, keepdims=True)
+
+
+def pooled(rows: np.ndarray, example: np.ndarray) -> np.ndarray:
+    """The mean over the rows of each example: [rows, C], ascending int [rows] -> [examples, C]."""
+    starts = np.flatnonzero(np.diff(example, prepend=-1))
+    counts = np.diff([*starts, len(example)])
+    return np.add.reduceat(rows, starts) / counts[:, None]
+
+
+def encode(config: config_dict.ConfigDict, tokenizer: Tokenizer, examples: Examples) -> EncodedRows:
+    """Rows of at most data.seq_length tokens; says how many texts were cut or windowed."""
+    data = config.data
+    # Text from files is text: a typed [SEP] is no special token.
+    first = tokenizer.encode_batch(examples.texts, special_tokens=False)
+    second: Sequence[Any] = [None] * len(first)
+    if examples.pairs is not None:
+        second = tokenizer.encode_batch(examples.pairs, special_tokens=False)
+    room = data.seq_length - (2 if examples.pairs is None else 3) - SHORTEST_ROW
+    if data.long_text == "windows" and data.window_overlap > room:
+        raise UserError(
+            f"config.data.window_overlap={data.window_overlap} leaves windows of config.data."
+            f"seq_length={data.seq_length} no room to move: set it to {max(room, 0)} or less"
+        )
+    ids, starts, example, weight, cut = [], [], [], [], 0
+    for number, (a, b) in enumerate(zip(first, second, strict=True)):
+        rows, was_cut = text_rows(
+            a, b, size=data.seq_length, rule=data.long_text, overlap=data.window_overlap,
+            cls_id=tokenizer.cls_id, sep_id=tokenizer.sep_id,
+        )  # fmt: skip
+        cut += was_cut
+        for row in rows:
+            ids.append(row.ids)
+            starts.append(row.second)
+            example.append(number)
+            weight.append(1 / len(rows))
+    if cut:
+        finetune.say_all([
+            f"{examples.source}: {cut:,} of {len(first):,} texts are longer than config.data."
+            f"seq_length={data.seq_length} and are cut (config.data.long_text={data.long_text})"
+        ])  # fmt: skip
+    elif len(ids) > len(first):
+        finetune.say_all([f"{examples.source}: {len(first):,} texts in {len(ids):,} windows"])
+    return EncodedRows(ids, np.array(starts), np.array(example), np.array(weight, np.float32))
+
+
+def prepare_data(config: config_dict.ConfigDict, workdir: str, tokenizer: Tokenizer | None) -> None:
+    """Make the smoke run's data, and a vocabulary where data.vocab asks to learn one."""
+    smoke.write(config, workdir)
+    if tokenizer is None and config.data.vocab.startswith("train:"):
+        train = read(config, "train", finetune.split_sources(config)["train"])
+        finetune.learn_vocabulary(config, workdir, [*train.texts, *(train.pairs or ())])
+
+
+def from_config(
+    config: config_dict.ConfigDict,
+    workdir: str,
+    tokenizer: Tokenizer | None,
+    known_labels: Sequence[str] | None,
+) -> Classify:
+    """The task of a resolved config, after `prepare_data`; fills in model.vocab_size."""
+    smoke.use(config, workdir)
+    sources = finetune.split_sources(config)
+    splits = {split: read(config, split, source) for split, source in sources.items()}
+    tokenizer = finetune.find_tokenizer(config, workdir, tokenizer)
+    names, fresh = _settle_labels(config, splits, known_labels)
+    task = Classify(config, tokenizer, splits, names)
+    task.fresh_head = fresh
+    return task
+
+
+def _settle_labels(
+    config: config_dict.ConfigDict, splits: Mapping[str, Examples], known: Sequence[str] | None
+) -> tuple[tuple[str, ...], bool]:
+    """The labels by the order of the outputs (none for a regression), and whether the head of the
+    checkpoint cannot be used."""
+    if config.data.problem_type == REGRESSION:
+        return (), known is not None
+    train = splits.get("train")
+    found: set[str] = set()
+    if train is not None:
+        multi = config.data.problem_type == MULTI
+        found = {x for target in train.targets for x in (target if multi else [target])}
+        if not multi and len(found) < 2:
+            raise UserError(
+                f"all {len(train.texts)} rows of {train.source} have the label "
+                f"'{next(iter(found))}': a classifier needs two or more"
+            )
+    elif known is None:
+        raise UserError("config.data.train is empty, and no checkpoint says what the labels are")
+    spec = glue.TASKS.get(config.data.glue)
+    if spec and known is None and found <= set(spec.labels):
+        return spec.labels, False
+    names, fresh = labels.settle(found, known, config.new_head, config.init_from)
+    if train is not None and not fresh:
+        missing = [name for name in names if name not in found]
+        if missing:
+            finetune.say_all([f"warning: {train.source} has no row of {', '.join(missing)}"])
+    return names, fresh
+
+
+class Classify(FineTune):
+    """A classifier or regressor over the pooled [CLS]."""
+
+    name = "classify"
+
+    def __init__(
+        self,
+        config: config_dict.ConfigDict,
+        tokenizer: Tokenizer,
+        splits: Mapping[str, Examples],
+        names: Sequence[str],
+    ) -> None:
+        """`names`: the labels in the order of the outputs, none for a regression."""
+        self.problem_type = config.data.problem_type
+        self.labels = tuple(names)
+        self.figures = FIGURES[self.problem_type]
+        self._splits = splits
+        self._targets = {split: self._numbers(part) for split, part in splits.items()}
+        rows = {}
+        for split, part in splits.items():
+            rows[split] = encode(config, tokenizer, part)
+            rows[split].by_row["target"] = self._targets[split][rows[split].example]
+        self.loss_weights = {self._loss_name: 1.0}
+        self._class_weights = self._weights(config)
+        model = BertForClassification(bert_config(config), max(1, len(names)))
+        spec = glue.TASKS.get(config.data.glue)
+        metric = spec.metric if spec else DEFAULT_METRIC[self.problem_type]
+        super().__init__(config, tokenizer, model, rows, metric)
+        self._describe()
+
+    @property
+    def _loss_name(self) -> str:
+        return "squared_error" if self.problem_type == REGRESSION else "classification_loss"
+
+    def _numbers(self, part: Examples) -> np.ndarray:
+        """Targets [n] int32, [n, C] float32 (several labels) or [n] float32 (scores).
+
+        An unlabelled split has IGNORED, or NaN.
+        """
+        count, classes = len(part.texts), len(self.labels)
+        if self.problem_type == SINGLE:
+            if part.targets is None:
+                return np.full(count, loss.IGNORED, np.int32)
+            return labels.numbers(part.targets, self.labels, part.source, part.places)
+        if self.problem_type == REGRESSION:
+            return np.array([np.nan] * count if part.targets is None else part.targets, np.float32)
+        table = np.full((count, classes), np.nan if part.targets is None else 0, np.float32)
+        for row, (target, place) in enumerate(zip(part.targets or (), part.places, strict=False)):
+            table[row, labels.numbers(target, self.labels, part.source, [place] * len(target))] = 1
+        return table
+
+    def _weights(self, config: config_dict.ConfigDict) -> np.ndarray | None:
+        spec = config.train.class_weights
+        if not spec or "train" not in self._splits:
+            return None
+        if self.problem_type != SINGLE:
+            raise UserError(
+                f"config.train.class_weights={spec} is for config.data.problem_type=single_label"
+            )
+        return labels.class_weights(spec, self.labels, Counter(self._splits["train"].targets))
+
+    def _describe(self) -> None:
+        """Say what will be trained on."""
+        for split, part in self._splits.items():
+            count = len(part.texts)
+            if part.targets is None:
+                continue
+            if self.problem_type == REGRESSION:
+                values = self._targets[split]
+                text = f"scores from {values.min():g} to {values.max():g}, mean {values.mean():.3g}"
+            elif self.problem_type == MULTI:
+                text = labels.counts_text([x for t in part.targets for x in t], self.labels)
+            else:
+                text = labels.counts_text(part.targets, self.labels)
+            finetune.say_all([f"{split}: {count:,} examples; {text}"])
+
+    # The model's side.
+
+    def losses(
+        self, params: Any, inputs: Mapping[str, jax.Array], *, dropout_key: jax.Array | None
+    ) -> dict[str, Mean]:
+        logits = self.apply(params, inputs, dropout_key)
+        target, weight = inputs["target"], inputs["weight"]
+        if self.problem_type == REGRESSION:
+            scored = weight * jnp.isfinite(target)
+            return {self._loss_name: loss.squared_error(logits[:, 0], target, scored)}
+        if self.problem_type == MULTI:
+            scored = weight * jnp.isfinite(target[:, 0])
+            return {self._loss_name: loss.sigmoid_cross_entropy(logits, target, scored)}
+        target, scored = loss.ignore_labels(target, weight)
+        weighted = scored
+        if self._class_weights is not None:
+            weighted = scored * jnp.asarray(self._class_weights)[target]
+        return {
+            self._loss_name: loss.cross_entropy(logits, target, weighted),
+            "accuracy": loss.accuracy(logits, target, scored),
+        }
+
+    def outputs(self, params: Any, inputs: Mapping[str, jax.Array]) -> dict[str, jax.Array]:
+        return {"logits": self.apply(params, inputs)}
+
+    def chance_levels(self) -> dict[str, float]:
+        if self.problem_type != SINGLE or self._class_weights is not None or not self.train_steps:
+            return {}
+        shares = np.bincount(self._targets["train"]) / len(self._targets["train"])
+        shares = shares[shares > 0]
+        return {self._loss_name: float(-(shares * np.log(shares)).sum())}
+
+    def artifacts(self) -> dict[str, Any]:
+        found = super().artifacts()
+        return found if self.problem_type == REGRESSION else found | {"labels": list(self.labels)}
+
+    # Figures and files.
+
+    def values(self, split: str, outputs: Mapping[str, np.ndarray]) -> np.ndarray:
+        """Of each example: probabilities [n, C], or the score [n]."""
+        example = self._rows[split].example
+        if self.problem_type == REGRESSION:
+            return pooled(outputs["logits"].astype(np.float64), example)[:, 0]
+        return pooled(label_probabilities(outputs["logits"], self.problem_type), example)
+
+    def score(
+        self, split: str, means: Mapping[str, float], outputs: Mapping[str, np.ndarray]
+    ) -> dict[str, float]:
+        values, target = self.values(split, outputs), self._targets[split]
+        figures: dict[str, float] = {"examples": float(len(values))}
+        if self._splits[split].targets is None:
+            return figures
+        figures = {"loss": means["loss"], **figures}
+        if self.problem_type == REGRESSION:
+            return figures | results.regression_figures(target, values)
+        if self.problem_type == MULTI:
+            return figures | results.multi_label_figures(target > 0.5, values > 0.5)
+        return figures | results.single_label_figures(target, values.argmax(1), len(self.labels))
+
+    def predictions(
+        self, split: str, outputs: Mapping[str, np.ndarray]
+    ) -> Iterator[dict[str, Any]]:
+        """{index, label (None: not labelled), prediction, probabilities}; of a regression
+        {index, label, prediction}."""
+        targets = self._splits[split].targets
+        for index, value in enumerate(self.values(split, outputs)):
+            given = None if targets is None else targets[index]
+            if self.problem_type == REGRESSION:
+                label = None if given is None else float(given)
+                yield {"index": index, "label": label, "prediction": float(value)}
+                continue
+            label = list(given) if isinstance(given, tuple) else given
+            yield {
+                "index": index,
+                "label": label,
+                "prediction": predicted(value, self.labels, self.problem_type),
+                "probabilities": dict(zip(self.labels, map(float, value), strict=True)),
+            }
+
+    def report(
+        self, split: str, outputs: Mapping[str, np.ndarray], figures: Mapping[str, float]
+    ) -> tuple[str, dict[str, str]]:
+        part, values = self._splits[split], self.values(split, outputs)
+        text, files = results.figures_line(split, figures), {}
+        spec = glue.TASKS.get(self.config.data.glue)
+        if spec and split.startswith("test"):
+            rows = [p["prediction"] for p in self.predictions(split, outputs)]
+            name, content = glue.submission(spec, split, rows)
+            files[name] = content
+        if part.targets is None or self.problem_type == REGRESSION:
+            return text, files
+        if self.problem_type == MULTI:
+            table = results.per_label(self._targets[split] > 0.5, values > 0.5, self.labels)
+            return f"{text}\n{table}", files
+        target, guess = self._targets[split], values.argmax(1)
+        text += "\n" + results.per_class(target, guess, self.labels)
+        text += "\n" + results.confusion(target, guess, self.labels)
+        files[f"{split}.errors.tsv"] = self._errors(part, target, guess, values)
+        return text, files
+
+    def _errors(
+        self, part: Examples, target: np.ndarray, guess: np.ndarray, values: np.ndarray
+    ) -> str:
+        """The misclassified rows, the surest mistakes first."""
+        wrong = np.flatnonzero(target != guess)
+        wrong = wrong[np.argsort(-values[wrong, guess[wrong]], kind="stable")]
+        lines = ["index\tlabel\tprediction\tprobability\ttext" + ("\tpair" if part.pairs else "")]
+        for i in wrong:
+            texts = [part.texts[i], *([part.pairs[i]] if part.pairs else [])]
+            names = self.labels[target[i]], self.labels[guess[i]]
+            cells = [str(i), *names, f"{values[i, guess[i]]:.4f}"]
+            lines.append("\t".join([*cells, *(" ".join(text.split()) for text in texts)]))
+        return "\n".join(lines) + "\n"
+
+
+def predicted(probabilities: np.ndarray, names: Sequence[str], problem_type: str) -> Any:
+    """The likeliest label, or the list of those above one half."""
+    if problem_type == MULTI:
+        return [name for name, p in zip(names, probabilities, strict=True) if p > 0.5]
+    return names[int(np.argmax(probabilities))]

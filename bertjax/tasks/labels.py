@@ -1,0 +1,119 @@
+"""Labels: found in the training file, kept by name, matched by name with a checkpoint's."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from bertjax.errors import UserError
+from bertjax.tasks.finetune import places
+
+
+def ordered(labels: Iterable[str]) -> tuple[str, ...]:
+    """Distinct labels, numbers by value and then names by the alphabet."""
+
+    def key(label: str) -> tuple[bool, float, str]:
+        number = re.fullmatch(r"-?\d+(\.\d+)?", label)
+        return (not number, float(label) if number else 0.0, label)
+
+    return tuple(sorted(set(labels), key=key))
+
+
+def settle(
+    found: Iterable[str], known: Sequence[str] | None, new_head: bool, init_from: str
+) -> tuple[tuple[str, ...], bool]:
+    """The labels of the model in the order of its outputs, and whether its head must be fresh.
+
+    Args:
+        found: labels of the training data; empty where there is none.
+        known: those of the checkpoint, in the order of its head; None where it has none.
+        new_head: config.new_head: another head may be put in place of the checkpoint's.
+        init_from: the checkpoint, for messages.
+
+    Raises:
+        UserError: the checkpoint's labels do not cover those found, and no new head is allowed.
+    """
+    labels = ordered(found)
+    if known is None or (new_head and set(labels) - set(known)):
+        return labels, known is not None
+    unknown = [label for label in labels if label not in known]
+    if unknown:
+        raise UserError(
+            f"the training data has the label '{unknown[0]}', which the head of "
+            f"{init_from or 'the workdir'} does not know (it knows {', '.join(known)}): name them "
+            "alike, or set config.new_head=True to train a new head"
+        )
+    return tuple(known), False
+
+
+def numbers(
+    values: Sequence[str], labels: Sequence[str], source: str, where: Sequence[str]
+) -> np.ndarray:
+    """int32 [n], the number of each label.
+
+    Raises:
+        UserError: a label that is none of `labels`; the message says where it stands.
+    """
+    index = {label: i for i, label in enumerate(labels)}
+    unknown = [i for i, value in enumerate(values) if value not in index]
+    if unknown:
+        raise UserError(
+            f"{source}: the label '{values[unknown[0]]}' ({places([where[i] for i in unknown])}) "
+            f"is none of the training labels {', '.join(labels)}"
+        )
+    return np.array([index[value] for value in values], np.int32)
+
+
+def scores(values: Sequence[Any], source: str, where: Sequence[str]) -> np.ndarray:
+    """float32 [n] of a regression's targets. UserError for one that is no number."""
+    found = []
+    for value, place in zip(values, where, strict=True):
+        try:
+            found.append(float(value))
+        except (TypeError, ValueError):
+            raise UserError(
+                f"{source}, {place}: '{value}' is no number, but config.data.problem_type is "
+                "regression"
+            ) from None
+        if not np.isfinite(found[-1]):
+            raise UserError(f"{source}, {place}: the score {value} is not finite")
+    return np.array(found, np.float32)
+
+
+def counts_text(values: Iterable[str], labels: Sequence[str]) -> str:
+    """'negative 3,310 (48 %), positive 3,610 (52 %)'."""
+    counts = Counter(values)
+    total = max(1, sum(counts.values()))
+    return ", ".join(f"{x} {counts[x]:,} ({100 * counts[x] / total:.0f} %)" for x in labels)
+
+
+def class_weights(spec: str, labels: Sequence[str], counts: Mapping[str, int]) -> np.ndarray | None:
+    """float32 [C] of train.class_weights: 'balanced' gives n / (C * count), as scikit-learn.
+
+    Raises:
+        UserError: a form that is not understood, or a label that is not there.
+    """
+    if not spec:
+        return None
+    if spec == "balanced":
+        total = sum(counts.values())
+        return np.array(
+            [total / (len(labels) * max(1, counts[label])) for label in labels], np.float32
+        )
+    weights = np.ones(len(labels), np.float32)
+    for item in spec.split(","):
+        label, equals, value = item.rpartition("=")
+        try:
+            weights[list(labels).index(label)] = float(value)
+        except ValueError:
+            raise UserError(
+                f"config.train.class_weights={spec}: '{item}' is not LABEL=WEIGHT with a label of "
+                f"{', '.join(labels)}; or say balanced"
+            ) from None
+        if not equals or weights.min() < 0 or not np.isfinite(weights).all():
+            raise UserError(f"config.train.class_weights={spec}: weights are numbers from 0 on")
+    return weights
