@@ -184,7 +184,13 @@ class _RowWriter:
         column += 1
         for segment, (record, first, last) in enumerate(pair.segments):
             end = column + last - first
-            ids[column:end] = records[record]["ids"][first:last]
+            text = records[record]["ids"][first:last]
+            if len(text) < last - first:
+                raise UserError(
+                    f"record {record} of {self.corpus.folder}, split {self.corpus.split!r}, is "
+                    "shorter than its index says; prepare the corpus again"
+                )
+            ids[column:end] = text
             ids[end] = self.sep_id
             if segment:
                 batch["token_type_ids"][row, column : end + 1] = 1

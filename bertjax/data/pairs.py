@@ -167,12 +167,12 @@ class Examples:
         # The record's examples are the whole numbers in [expected[r], expected[r+1]) - phase.
         first = -((phase - int(self._expected[record])) // _ONE)
         count = -((phase - int(self._expected[record + 1])) // _ONE) - first
-        starts = self._sentence_starts(record)
+        sentences = self._sentence_starts(record)
         key = mix(self.seed, _PLAN, epoch, record)
         if self.nsp:
-            pair = self._plan_pair(record, example - first, count, starts, key)
+            pair = self._plan_pair(record, example - first, count, sentences, key)
         else:
-            pair = self._plan_sentences(record, example - first, count, starts, key)
+            pair = self._plan_sentences(record, example - first, count, sentences, key)
         return self.cut(pair, self.room, epoch, example)
 
     def cut(self, pair: Pair, room: int, epoch: int, example: int) -> Pair:
@@ -193,36 +193,38 @@ class Examples:
             a_start=a_start, a_end=a_start + a_kept, b_start=b_start, b_end=b_start + b_kept
         )
 
-    def _sentence_starts(self, record: int) -> np.ndarray:
-        """Where each sentence of a record starts, and where the last ends: [sentences + 1]."""
-        first, last = self._corpus.offsets[record : record + 2]
-        starts = np.zeros(last - first + 1, np.int64)
-        np.cumsum(self._corpus.lengths[first:last], out=starts[1:])
-        return starts
+    def _sentence_starts(self, record: int) -> tuple[np.ndarray, np.ndarray]:
+        """Where each sentence of a record starts, and where the last ends: [sentences + 1].
 
-    def _capped(self, starts: np.ndarray) -> np.ndarray:
-        """`starts` as if no sentence were longer than a row: one long one fills one row only."""
-        lengths = np.diff(starts)
+        And the same as if no sentence were longer than a row, so that a long one fills one row
+        and not several with the same beginning.
+        """
+        first, last = self._corpus.offsets[record : record + 2]
+        lengths = self._corpus.lengths[first:last]
+        starts = np.zeros(last - first + 1, np.int64)
+        lengths.cumsum(out=starts[1:])
         if lengths.max() <= self.room:
-            return starts
+            return starts, starts
         capped = np.zeros_like(starts)
-        np.cumsum(np.minimum(lengths, self.room), out=capped[1:])
-        return capped
+        np.minimum(lengths, self.room).cumsum(out=capped[1:])
+        return starts, capped
 
     def _plan_sentences(
-        self, record: int, which: int, count: int, starts: np.ndarray, key: int
+        self, record: int, which: int, count: int, sentences: tuple[np.ndarray, ...], key: int
     ) -> Pair:
         """Sentences from this example's start on that fill a row."""
-        scale = self._capped(starts)
+        starts, scale = sentences
         weights = 1 - _JITTER * uniforms(key, (count,))
         begin = weights[:which].sum() / weights.sum() * scale[-1]
         first, last = _fill(scale, int(scale.searchsorted(begin)), self.room)
         return Pair(NO_LABEL, record, starts[first], starts[last], record, 0, 0)
 
-    def _plan_pair(self, record: int, which: int, count: int, starts: np.ndarray, key: int) -> Pair:
+    def _plan_pair(
+        self, record: int, which: int, count: int, sentences: tuple[np.ndarray, ...], key: int
+    ) -> Pair:
         """A pair that starts at this example's piece of the record."""
-        scale = self._capped(starts)
-        sentences, total = len(starts) - 1, scale[-1]
+        starts, scale = sentences
+        number, total = len(starts) - 1, scale[-1]
         coin, short, size, share = uniforms(key, (4, count))
         # Neighbours get opposite labels, by one coin for the two of them.
         index = np.arange(count)
@@ -231,9 +233,9 @@ class Examples:
         use = np.minimum(target, total) * np.where(random, share, 1)
         reach = use.cumsum() / use.sum() * total
         begin = 0 if which == 0 else reach[which - 1]
-        first = min(int(scale.searchsorted(begin)), sentences - 1)
+        first = min(int(scale.searchsorted(begin)), number - 1)
         wanted = int(target[which])
-        if random[which] or sentences == 1:
+        if random[which] or number == 1:
             last = min(int(scale.searchsorted(reach[which])), _until(scale, first, wanted))
             last = max(last, first + 1)
             left = max(1, wanted - int(starts[last] - starts[first]))
@@ -241,7 +243,7 @@ class Examples:
             return Pair(RANDOM, record, starts[first], starts[last], b_record, b_start, b_end)
         first, last = _fill(scale, first, wanted)
         if last == first + 1:  # a sentence as long as the target: its neighbour comes along
-            first, last = (first, last + 1) if last < sentences else (first - 1, last)
+            first, last = (first, last + 1) if last < number else (first - 1, last)
         middle = scale[first] + share[which] * (scale[last] - scale[first])
         middle = min(max(int(scale.searchsorted(middle)), first + 1), last - 1)
         return Pair(
@@ -258,7 +260,7 @@ class Examples:
         point = mix(key, 0) % int(self._expected[-1] - (end - begin))
         point += int(end - begin) if point >= begin else 0
         other = int(self._expected.searchsorted(point, "right")) - 1
-        starts = self._sentence_starts(other)
+        starts, _ = self._sentence_starts(other)
         first = int(starts.searchsorted(uniform(key, 1) * starts[-1], "right")) - 1
         first, last = _fill(starts, first, wanted)
         return other, starts[first], starts[last]
