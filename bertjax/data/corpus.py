@@ -119,9 +119,10 @@ class Source:
 
     def _paragraphs(self, lines: Iterable[str]) -> Document:
         for line in lines:
-            for paragraph in _cut(line, self.reading.counts):
-                if paragraph := paragraph.strip():
-                    yield paragraph
+            parts = (line,) if len(line) <= MAX_PARAGRAPH else _cut(line, self.reading.counts)
+            for part in parts:
+                if part := part.strip():
+                    yield part
 
 
 def open_source(spec: str, reading: Reading | None = None) -> Source:
@@ -283,10 +284,10 @@ def _lines(path: epath.Path, reading: Reading) -> Iterator[str]:
             if block.startswith(codecs.BOM_UTF8):
                 block, offset = block[3:], 3
             empty = False
-        *whole, rest = (rest + block).split(b"\n")
-        for line in whole:
-            yield _decode(line.removesuffix(b"\r"), path, offset, reading)
-            offset += len(line) + 1
+        whole, newline, rest = (rest + block).rpartition(b"\n")
+        if newline:
+            yield from _decoded_lines(whole, path, offset, reading)
+            offset += len(whole) + 1
         if len(rest) >= 1 << 20:
             part, rest = _split_long(rest)
             reading.counts["cut_lines"] += 1
@@ -296,6 +297,18 @@ def _lines(path: epath.Path, reading: Reading) -> Iterator[str]:
         yield _decode(rest.removesuffix(b"\r"), path, offset, reading)
     if empty:
         reading.counts["empty_files"] += 1
+
+
+def _decoded_lines(data: bytes, path: epath.Path, offset: int, reading: Reading) -> Iterator[str]:
+    """The lines of `data`, decoded together where they are valid: several times as fast."""
+    try:
+        text = data.decode("utf-8")
+    except UnicodeDecodeError:
+        for line in data.split(b"\n"):
+            yield _decode(line.removesuffix(b"\r"), path, offset, reading)
+            offset += len(line) + 1
+    else:
+        yield from text.removesuffix("\r").replace("\r\n", "\n").split("\n")
 
 
 def _split_long(data: bytes) -> tuple[bytes, bytes]:
@@ -358,16 +371,20 @@ def _unwrapped(lines: Iterator[str], markdown: bool) -> Iterator[str]:
     if not (markdown or _is_wrapped(head)):
         yield from itertools.chain(head, lines)
         return
-    paragraph = ""
+    parts: list[str] = []  # lines of the paragraph so far
+    size = 0
+    alone = False  # nothing may be joined to the line before this one
     for line in itertools.chain(head, lines):
         text = line.strip()
-        starts = not text or _BLOCK_START.match(text) or _BLOCK_START.match(paragraph)
-        if paragraph and (starts or len(paragraph) > MAX_PARAGRAPH // 2):
-            yield paragraph
-            paragraph = ""
-        paragraph = f"{paragraph} {text}" if paragraph else text
-    if paragraph:
-        yield paragraph
+        if parts and (not text or alone or size > MAX_PARAGRAPH // 2 or _BLOCK_START.match(text)):
+            yield " ".join(parts)
+            parts, size, alone = [], 0, False
+        if text:
+            alone = alone or _BLOCK_START.match(text) is not None
+            parts.append(text)
+            size += len(text)
+    if parts:
+        yield " ".join(parts)
 
 
 _BLOCK_START = re.compile(r"#{1,6} |[-*+] |\d+[.)] |\||```|-{3,}|={3,}")

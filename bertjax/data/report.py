@@ -114,7 +114,7 @@ def _ratio(a: float, b: float) -> float:
     return a / b if b else 0.0
 
 
-def pair_figures(corpus: Index, seq_length: int, sample: int = 4000) -> tuple[float | None, float]:
+def pair_figures(corpus: Index, seq_length: int, sample: int = 2000) -> tuple[float | None, float]:
     """Expected share of random pairs, and of padding in unpacked rows, at a length.
 
     Both come from the examples that training would draw, a sample of the first epoch's.
