@@ -1,8 +1,7 @@
 """Texts of any length as batches of few shapes, for inference.
 
-A long text is cut into overlapping windows, where each token counts in the window that shows most
-context on both sides of it. Rows are batched by length into a bounded number of shapes, and results
-come back in the order of the texts.
+A long text becomes overlapping windows (see `bertjax.data.windows`). Rows are batched by length
+into a bounded number of shapes, and results come back in the order of the texts.
 """
 
 from __future__ import annotations
@@ -16,16 +15,18 @@ import jax
 import numpy as np
 
 from bertjax.api import Bert
+from bertjax.data.windows import owned_windows
 from bertjax.errors import UserError
 
 # Row lengths that programs are compiled for, up to the model's position table.
-LENGTHS = (16, 32, 48, 64, 96, 128, 192, 256, 384)
+LENGTHS = (*range(16, 128, 16), *range(128, 256, 32), *range(256, 512, 64))
 # Rows of a batch for each length: about this many tokens keep a CPU or an accelerator busy.
 BATCH_TOKENS = 8192
 MAX_ROWS = 64
 # Rows that are sorted by length together: they are held in memory.
 BLOCK = 4096
-SPECIALS_OF_ONE, SPECIALS_OF_PAIR = 2, 3  # [CLS] A [SEP], [CLS] A [SEP] B [SEP]
+SPECIALS = 2  # [CLS] text [SEP]
+SHORTEST = 8  # of max_length: fewer tokens say nothing
 
 Progress = Callable[[int, int], None]  # (rows done, rows in all)
 
@@ -39,13 +40,13 @@ class Row:
     """One sequence for the model: a text, or a window of one.
 
     `owned` are the columns whose answer is taken from this row; `columns` those that the MLM head
-    scores.
+    scores, `targets` the tokens it scores there.
     """
 
     text: int  # which text it belongs to
     ids: list[int]
     second: int  # the column where segment B begins
-    owned: tuple[int, int]
+    owned: tuple[int, int] = (0, 0)
     columns: list[int] = dataclasses.field(default_factory=list)
     targets: list[int] = dataclasses.field(default_factory=list)
 
@@ -62,63 +63,31 @@ class Limits:
         """Checked limits; by default the model's own length and an eighth of it as overlap."""
         most = bert.config.max_position_embeddings
         length = most if max_length is None else max_length
-        if not SPECIALS_OF_PAIR < length <= most:
-            raise UserError(
-                f"max_length is {length}; the model takes {SPECIALS_OF_PAIR + 1} to {most} tokens."
-            )
+        if not SHORTEST <= length <= most:
+            raise UserError(f"max_length is {length}; it must be {SHORTEST} to the model's {most}.")
         if overlap is None:
             overlap = length // 8
-        if not 0 <= overlap < length - SPECIALS_OF_ONE:
+        if not 0 <= overlap < length - SPECIALS:
             raise UserError(
-                f"window_overlap is {overlap}; it must be at least 0 and below max_length - "
-                f"{SPECIALS_OF_ONE} = {length - SPECIALS_OF_ONE}."
+                f"window_overlap is {overlap}; with max_length={length} it must be 0 to "
+                f"{length - SPECIALS - 1}."
             )
         return cls(length, overlap)
 
 
-def windows(length: int, size: int, overlap: int) -> list[tuple[int, int, int]]:
-    """Windows of at most `size` over `length` tokens, as (start, first owned, end of owned).
-
-    Neighbours share at least `overlap` tokens; each token is owned by the window that shows most
-    context on its poorer side.
-    """
-    last = max(length - size, 0)
-    starts = [*range(0, last, size - overlap), last]
-    cuts = [(a + size + b) // 2 for a, b in itertools.pairwise(starts)]
-    return list(zip(starts, [0, *cuts], [*cuts, length], strict=True))
-
-
-def make_rows(
-    bert: Bert,
-    texts: Sequence[Sequence[int]],
-    limits: Limits,
-    seconds: Sequence[Sequence[int]] | None = None,
-) -> list[Row]:
-    """[CLS] text [SEP], or [CLS] text [SEP] second [SEP], the first text in windows.
-
-    Raises:
-        UserError: a second text leaves too little room for the first.
-    """
+def make_rows(bert: Bert, texts: Sequence[Sequence[int]], limits: Limits) -> list[Row]:
+    """[CLS] text [SEP] for each text, or for each window of it where it is too long."""
     tokenizer = bert.require_tokenizer()
+    room = limits.max_length - SPECIALS
     rows = []
     for number, ids in enumerate(texts):
-        tail = [tokenizer.sep_id]
-        if seconds is not None:
-            tail += [*seconds[number], tokenizer.sep_id]
-        room = limits.max_length - 1 - len(tail)
-        if room <= limits.overlap:
-            raise UserError(
-                f"the second text of text {number + 1} has {len(tail) - 2} tokens, which leaves "
-                f"{max(room, 0)} of max_length={limits.max_length} for the first, not more than "
-                f"window_overlap={limits.overlap}; shorten it."
-            )
-        for start, first, end in windows(len(ids), room, limits.overlap):
-            part = list(ids[start : start + room])
+        for start, first, end in owned_windows(len(ids), room, limits.overlap):
+            part = ids[start : start + room]
             rows.append(
                 Row(
                     text=number,
-                    ids=[tokenizer.cls_id, *part, *tail],
-                    second=len(part) + SPECIALS_OF_ONE,
+                    ids=[tokenizer.cls_id, *part, tokenizer.sep_id],
+                    second=len(part) + SPECIALS,
                     owned=(1 + first - start, 1 + end - start),
                 )
             )

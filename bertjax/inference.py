@@ -18,9 +18,12 @@ import numpy as np
 
 from bertjax.api import Bert
 from bertjax.batching import Limits, Progress, Row, by_text, make_rows, no_progress, run
+from bertjax.data.tokenizer import CLS, SEP
 from bertjax.errors import UserError
 from bertjax.model.bert import BertConfig, BertModel
 from bertjax.model.heads import BertForPreTraining
+from bertjax.tasks.classify import MULTI, REGRESSION, label_probabilities
+from bertjax.tasks.texts import text_rows
 
 # A share of [UNK] above this is warned of.
 HIGH_UNKNOWN = 0.1
@@ -42,25 +45,21 @@ def encode(
 ) -> list[list[int]]:
     """Ids of texts without [CLS] and [SEP]; warns of what looks wrong.
 
-    Two things are warned of: special tokens typed by hand that would come twice, and a share of
-    [UNK] that tells of a wrong vocabulary or casing.
+    Two things are warned of: [CLS] and [SEP] typed by hand, and a share of [UNK] that tells of a
+    wrong vocabulary or casing.
     """
     tokenizer = bert.require_tokenizer()
     encoded = tokenizer.encode_batch(list(texts), special_tokens)
-    typed = [
-        number
-        for number, ids in enumerate(encoded)
-        if tokenizer.cls_id in ids or tokenizer.sep_id in ids
-    ]
+    typed = [i + 1 for i, text in enumerate(texts) if CLS in text or SEP in text]
     if typed:
         warn(
-            f"text {typed[0] + 1}{f' and {len(typed) - 1} more' if typed[1:] else ''}: [CLS] and "
-            "[SEP] were typed, but they are put around every text, so they now come twice"
+            f"text {typed[0]}{f' and {len(typed) - 1} more' if typed[1:] else ''} has {CLS} or "
+            f"{SEP} typed in it; they are put around every text, so leave them out"
         )
     tokens = sum(map(len, encoded))
     unknown = sum(ids.count(tokenizer.unk_id) for ids in encoded)
     if unknown > HIGH_UNKNOWN * tokens:
-        casing = "cased" if not tokenizer.settings["do_lower_case"] else "lower-cased"
+        casing = "lower-cased" if tokenizer.settings["do_lower_case"] else "cased"
         warn(
             f"{unknown} of {tokens} tokens are [UNK]: is this {casing} vocabulary meant for these "
             "texts?"
@@ -219,35 +218,74 @@ def classify(
     warn: Callable[[str], None] = warnings.warn,
     progress: Progress = no_progress,
 ) -> Iterator[dict[str, Any]]:
-    """The class of each text or pair; of a long text, by the mean of its windows' probabilities.
+    """The class of each text or pair.
 
-    Yields {'text', 'label', 'probabilities': {label: probability}}, with 'pair' for pairs; for a
-    regression {'text', 'value'}.
+    Texts are read as the run that made the checkpoint read them (data.seq_length, data.long_text);
+    with `limits`, or where no run says so, a long first text is read in windows and its
+    probabilities are their mean. What is cut is counted and warned of.
+
+    Yields {'text', 'label', 'probabilities': {label: probability}}, with 'pair' for pairs; of
+    several labels at once 'labels', those of at least 1/2; of a regression {'text', 'value'}.
 
     Raises:
-        UserError: no classifier, an empty text, a second text that fills the row.
+        UserError: no classifier or an empty text.
     """
     bert.require_head("classifier")
     check_texts(texts)
-    seconds = None
     if pairs is not None:
         check_texts(pairs, "second text")
-        seconds = encode(bert, pairs, warn)
-    rows = make_rows(bert, encode(bert, texts, warn), limits or Limits.of(bert), seconds)
+    rows = _text_rows(bert, texts, pairs, limits, warn)
     results = run(bert, bert.params, rows, _logits(bert.model), progress, len(rows))
+    kind = bert.published.problem_type
     for number, group in enumerate(by_text(results, len(texts))):
         answer: dict[str, Any] = {"text": texts[number]}
         if pairs is not None:
             answer["pair"] = pairs[number]
-        logits = np.stack([output for _, output in group]).astype(np.float64)
-        if bert.published.regression:
-            yield {**answer, "value": float(logits.mean())}
+        logits = np.stack([output for _, output in group])
+        if kind == REGRESSION:
+            yield {**answer, "value": float(logits.mean(dtype=np.float64))}
             continue
-        exponents = np.exp(logits - logits.max(axis=1, keepdims=True))
-        means = (exponents / exponents.sum(axis=1, keepdims=True)).mean(axis=0)
-        labels = bert.published.labels
-        probabilities = {label: float(p) for label, p in zip(labels, means, strict=True)}
-        yield {**answer, "label": labels[int(means.argmax())], "probabilities": probabilities}
+        means = label_probabilities(logits, kind).mean(axis=0)
+        probabilities = dict(zip(bert.published.labels, map(float, means), strict=True))
+        if kind == MULTI:
+            answer["labels"] = [label for label, p in probabilities.items() if p >= 0.5]
+        else:
+            answer["label"] = max(probabilities, key=probabilities.get)
+        yield {**answer, "probabilities": probabilities}
+
+
+def _text_rows(
+    bert: Bert,
+    texts: Sequence[str],
+    pairs: Sequence[str] | None,
+    limits: Limits | None,
+    warn: Callable[[str], None],
+) -> list[Row]:
+    """Rows of texts or pairs for a classifier, as in training; says how many were cut."""
+    tokenizer = bert.require_tokenizer()
+    trained = bert.published.settings.get("data", {})
+    size, rule, overlap = (trained.get(k) for k in ("seq_length", "long_text", "window_overlap"))
+    if limits is not None or bert.published.settings.get("task") != "classify":
+        limits = limits or Limits.of(bert)
+        size, rule, overlap = limits.max_length, "windows", limits.overlap
+    # As in training, special tokens typed in a text that is classified are text.
+    first = encode(bert, texts, warn, False)
+    second = [None] * len(first) if pairs is None else encode(bert, pairs, warn, False)
+    rows, cut = [], 0
+    for number, (a, b) in enumerate(zip(first, second, strict=True)):
+        parts, was_cut = text_rows(
+            a, b, size=size, rule=rule, overlap=overlap,
+            cls_id=tokenizer.cls_id, sep_id=tokenizer.sep_id,
+        )  # fmt: skip
+        rows += [Row(number, part.ids, part.second) for part in parts]
+        cut += was_cut
+    if cut:
+        warn(
+            f"{cut} of {len(texts)} texts are longer than {size} tokens and were cut (rule "
+            f"{rule}{'' if rule == 'windows' else ', as in training'}); a larger max_length reads "
+            "more of them"
+        )
+    return rows
 
 
 def embed(

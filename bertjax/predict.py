@@ -25,7 +25,8 @@ TF1 checkpoint. Casing and vocabulary are the checkpoint's own.
 
 Texts are the arguments, the lines of --file, or the lines of standard input. On a terminal the
 answers are tables; in a pipe, or with --json, one JSON object a line, in the order of the texts.
-A text beyond --max_length is read in windows that overlap, never cut.
+A text beyond the model's length (or --max_length) is read in windows that overlap; a classifier
+that was trained here reads it as it was trained to, and says so where that cuts it.
 """
 COMMANDS = {
     "fill-mask": "the likeliest tokens for each [MASK]",
@@ -167,7 +168,9 @@ def _cells(command: str, answer: dict[str, Any]) -> Iterator[tuple[str, ...]]:
     elif command == "classify" and "value" in answer:
         yield text, f"{answer['value']:.4f}", ""
     elif command == "classify":
-        yield text, answer["label"], f"{answer['probabilities'][answer['label']]:.4f}"
+        for label in answer.get("labels") or [answer.get("label", "none")]:
+            yield text, label, f"{answer['probabilities'].get(label, 0.0):.4f}"
+            text = ""
     else:
         per_token = answer["log_likelihood"] / max(answer["tokens"], 1)
         yield text, f"{answer['log_likelihood']:.3f}", str(answer["tokens"]), f"{per_token:.3f}"
@@ -258,11 +261,10 @@ def main(arguments: Sequence[str]) -> int:
     for note in bert.published.notes:
         print(f"{args.checkpoint}: {note}", file=sys.stderr)
     progress = Progress()
-    common = {
-        "limits": Limits.of(bert, args.max_length, args.window_overlap),
-        "warn": warn,
-        "progress": progress,
-    }
+    limits = None
+    if args.max_length is not None or args.window_overlap is not None:
+        limits = Limits.of(bert, args.max_length, args.window_overlap)
+    common = {"limits": limits, "warn": warn, "progress": progress}
     try:
         if args.command == "embed":
             vectors = inference.embed(

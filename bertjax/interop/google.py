@@ -80,7 +80,7 @@ def read(path: str) -> Published:
         params=params,
         tokenizer=tokenizer,
         labels=labels,
-        regression=labels is not None and len(labels) == 1,
+        problem_type="regression" if labels is not None and len(labels) == 1 else "single_label",
         coverage=coverage,
         notes=(f"{slots} optimizer slots and {state} counters were ignored", *remarks),
     )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import pathlib
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import ml_dtypes  # noqa: F401  (safetensors asks NumPy for 'bfloat16', which this registers)
@@ -59,6 +59,11 @@ _ARCHITECTURES = {
     "BertForSequenceClassification": ("classifier",),
     "BertForTokenClassification": ("tagger",),
     "BertForQuestionAnswering": ("span",),
+}
+PROBLEM_TYPES = {
+    "single_label": "single_label_classification",
+    "multi_label": "multi_label_classification",
+    "regression": "regression",
 }
 _HUB_NAME = re.compile(r"[\w.-]+(/[\w.-]+)?")
 _BUFFERS = ("embeddings.position_ids", "embeddings.token_type_ids")
@@ -239,6 +244,19 @@ def _labels(raw: Mapping[str, Any], params: Mapping[str, Any], where: str) -> li
     return [by_number[i] for i in range(len(bias))]
 
 
+def _problem_type(raw: Mapping[str, Any], labels: Sequence[str] | None, where: str) -> str:
+    """Our name of what the classifier says; transformers' rule where config.json is silent."""
+    name = raw.get("problem_type")
+    if name is None:
+        return "regression" if labels is not None and len(labels) == 1 else "single_label"
+    for ours, theirs in PROBLEM_TYPES.items():
+        if name == theirs:
+            return ours
+    raise UserError(
+        f"{where}: problem_type is {name!r}, not one of {', '.join(PROBLEM_TYPES.values())}."
+    )
+
+
 def read(path: str) -> Published:
     """A Hugging Face folder or hub name as a `Published` checkpoint.
 
@@ -270,8 +288,7 @@ def read(path: str) -> Published:
         params=params,
         tokenizer=tokenizer,
         labels=None if labels is None else tuple(labels),
-        regression=raw.get("problem_type") == "regression"
-        or (raw.get("problem_type") is None and labels is not None and len(labels) == 1),
+        problem_type=_problem_type(raw, labels, where),
         coverage=coverage,
         notes=(*notes, *remarks),
     )
@@ -294,8 +311,8 @@ def _config_json(published: Published, architecture: str) -> dict[str, Any]:
     if published.labels is not None:
         raw["id2label"] = {str(i): name for i, name in enumerate(published.labels)}
         raw["label2id"] = {name: i for i, name in enumerate(published.labels)}
-    if published.regression:
-        raw["problem_type"] = "regression"
+    if "classifier" in published.heads:
+        raw["problem_type"] = PROBLEM_TYPES[published.problem_type]
     return raw
 
 

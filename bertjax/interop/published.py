@@ -69,7 +69,7 @@ class Published:
             and the heads that were there. Vocabulary rows are padded with zeros.
         tokenizer: None where the checkpoint comes without a vocabulary.
         labels: names of the classes by number, for classifier and tagger.
-        regression: the classifier gives one number that is not a class.
+        problem_type: of the classifier: 'single_label', 'multi_label' or 'regression'.
         coverage: tensors of the file that were used and that were not.
         notes: sentences about what was surprising.
         settings: the resolved config of the run that made a workdir; empty for other kinds.
@@ -81,7 +81,7 @@ class Published:
     params: dict[str, Any]
     tokenizer: Tokenizer | None
     labels: tuple[str, ...] | None
-    regression: bool
+    problem_type: str
     coverage: Coverage
     notes: tuple[str, ...] = ()
     settings: Mapping[str, Any] = dataclasses.field(default_factory=dict)
@@ -90,6 +90,11 @@ class Published:
     def heads(self) -> tuple[str, ...]:
         """Names of the heads in `params`."""
         return tuple(head for head in HEADS if head in self.params)
+
+    @property
+    def regression(self) -> bool:
+        """Whether the classifier gives one number that is not a class."""
+        return self.problem_type == "regression"
 
     def bert_config(self, **overrides: Any) -> BertConfig:
         """The model's config; `overrides` for what a checkpoint does not fix, such as dtype."""

@@ -84,7 +84,7 @@ def read(path: str, step: int | None = None) -> Published:
         params=params,
         tokenizer=tokenizer,
         labels=None if labels is None else tuple(labels),
-        regression="classifier" in params and len(labels) == 1,
+        problem_type=settings.get("data", {}).get("problem_type", "single_label"),
         coverage=Coverage(len(names), len(names), heads, (), checksum(params)),
         notes=(f"step {manifest.step} of {folder}",),
         settings=settings,
@@ -103,6 +103,7 @@ def write(folder: str, published: Published) -> None:
     config = default_config()
     config.model.update(published.config)
     config.task = next((_TASKS[head] for head in published.heads if head in _TASKS), "pretrain")
+    config.data.problem_type = published.problem_type
     artifacts: dict[str, Any] = {}
     if published.labels is not None:
         artifacts["labels"] = list(published.labels)

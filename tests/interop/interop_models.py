@@ -87,7 +87,7 @@ def published(heads: tuple[str, ...], seed: int = 0, **sizes: int) -> Published:
         params=params,
         tokenizer=Tokenizer(VOCAB) if fits else None,
         labels=labels,
-        regression=False,
+        problem_type="single_label",
         coverage=Coverage(len(names), len(names), heads, (), checksum(params)),
     )
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import pathlib
@@ -20,7 +21,7 @@ from interop_models import VOCAB, published, same_trees, write_json
 from safetensors.numpy import load_file, save_file
 
 from bertjax.errors import UserError
-from bertjax.interop import read_checkpoint, write_huggingface
+from bertjax.interop import read_checkpoint, workdir, write_huggingface
 from bertjax.interop.huggingface import read
 
 ALL_HEADS = [(), ("mlm", "nsp"), ("mlm",), ("nsp",), ("classifier",), ("tagger",), ("span",)]
@@ -218,8 +219,20 @@ def test_regression_head(tmp_path) -> None:
         }
 
     rewrite(tmp_path / "m", one_output)
-    edit_config(tmp_path / "m", id2label={"0": "LABEL_0"})
-    assert read(str(tmp_path / "m")).regression
+    for kind in ("regression", None):  # transformers takes one output for a regression
+        edit_config(tmp_path / "m", id2label={"0": "LABEL_0"}, problem_type=kind)
+        assert read(str(tmp_path / "m")).regression
+    with pytest.raises(UserError, match="problem_type is 'ranking', not one of single_label"):
+        edit_config(tmp_path / "m", problem_type="ranking")
+        read(str(tmp_path / "m"))
+
+
+@pytest.mark.parametrize("kind", ["single_label", "multi_label", "regression"])
+def test_what_a_classifier_says_is_kept(tmp_path, kind) -> None:
+    model = dataclasses.replace(published(("classifier",)), problem_type=kind)
+    write_huggingface(tmp_path / "m", model)
+    workdir.write(str(tmp_path / "w"), read(str(tmp_path / "m")))
+    assert read_checkpoint(str(tmp_path / "w")).problem_type == kind
 
 
 # --- bad input: one clear sentence each ---------------------------------------------------------
