@@ -451,6 +451,18 @@ def find(path: str | os.PathLike[str], step: int | None, best: tuple[str, bool] 
     return str(parent / str(step))
 
 
+def load_arrays(folder: epath.Path, part: str = "") -> tuple[dict[str, np.ndarray], Manifest]:
+    """All arrays of one step's folder by name ('params/...', 'opt_state/...', 'step'), verified;
+    `part` takes those whose names begin so. Raises `Damaged`."""
+    manifest = verify(folder)
+    wanted = {
+        name: jax.ShapeDtypeStruct(shape, jax.numpy.dtype(dtype))
+        for name, (dtype, shape) in manifest.arrays.items()
+        if name.startswith(part)
+    }
+    return _restore(folder, manifest, wanted), manifest
+
+
 def load_params(
     path: str | os.PathLike[str],
     *,
@@ -472,14 +484,10 @@ def load_params(
       UserError: no checkpoint there, or names missing or shapes different, with the names.
     """
     folder = epath.Path(find(path, step, best))
-    manifest = verify(folder)
     if abstract is None:
-        wanted = {
-            name: jax.ShapeDtypeStruct(shape, jax.numpy.dtype(dtype))
-            for name, (dtype, shape) in manifest.arrays.items()
-            if name.startswith("params/")
-        }
-        return _nested(_restore(folder, manifest, wanted))["params"], manifest
+        arrays, manifest = load_arrays(folder, "params/")
+        return _nested(arrays)["params"], manifest
+    manifest = verify(folder)
     named = _restore(folder, manifest, _named({"params": abstract}))
     leaves = [named[name] for name in _named({"params": abstract})]
     return jax.tree.unflatten(jax.tree.structure(abstract), leaves), manifest

@@ -294,6 +294,8 @@ class _Run:
         figures["tokens_per_second"] = self.meter.tokens_per_second()
         self.watch.look(step, figures)
         self._write(step, "train", figures)
+        if not self.skipped:
+            del figures["skipped_steps"]
         self.progress.say(
             f"step {step}/{self.steps}  {figures_text(figures)}  left {duration(left)}"
         )

@@ -76,7 +76,7 @@ class Meter:
     """Real tokens a second and seconds a step, of the time that training itself takes."""
 
     def __init__(self) -> None:
-        self._tokens = 0
+        self._tokens = self._steps = 0
         self._busy = 0.0
         self._since = time.monotonic()
         self.seconds_per_step = 0.0
@@ -91,7 +91,8 @@ class Meter:
         taken, self._since = now - self._since, now
         self._busy += taken
         self._tokens += tokens
-        smooth = 0.98 if self.seconds_per_step else 0.0
+        smooth = min(0.98, self._steps / (self._steps + 1))
+        self._steps += 1
         self.seconds_per_step = smooth * self.seconds_per_step + (1 - smooth) * taken
 
     def tokens_per_second(self) -> float:
