@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import pathlib
 import re
+import shutil
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -16,7 +17,7 @@ from safetensors.numpy import save_file
 from bertjax.errors import UserError
 from bertjax.interop.names import HUGGINGFACE, export_tensor, get, tensors_of
 from bertjax.interop.published import Published, assemble, check_config
-from bertjax.interop.vocabulary import load_tokenizer, write_tokenizer_json
+from bertjax.interop.vocabulary import load_tokenizer, write_tokenizer
 
 WEIGHTS = "model.safetensors"
 INDEX = "model.safetensors.index.json"
@@ -366,11 +367,13 @@ def write(folder: str | pathlib.Path, published: Published) -> str:
         if folder.exists() and any(folder.iterdir()):
             raise UserError(f"{folder} is not empty; name a new folder.")
         folder.mkdir(parents=True, exist_ok=True)
-        save_file(weights, folder / WEIGHTS, metadata={"format": "pt"})
         if published.tokenizer is not None:
-            published.tokenizer.save(folder)
-            write_tokenizer_json(folder, published.tokenizer)
+            write_tokenizer(
+                folder, published.tokenizer, published.config["max_position_embeddings"]
+            )
         (folder / "README.md").write_text(_readme(published, architecture), encoding="utf-8")
+        save_file(weights, folder / WEIGHTS, metadata={"format": "pt"})
+        shutil.copymode(folder / "README.md", folder / WEIGHTS)  # it is made for the owner alone
         text = json.dumps(config, indent=2, ensure_ascii=False) + "\n"
         (folder / "config.json").write_text(text, encoding="utf-8")
     except (OSError, SafetensorError) as error:

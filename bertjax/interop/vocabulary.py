@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import pathlib
 from typing import TYPE_CHECKING
 
@@ -10,7 +11,7 @@ import numpy as np
 import tokenizers
 from tokenizers import decoders, models, normalizers, pre_tokenizers, processors
 
-from bertjax.data.tokenizer import JSON_FILE, SPECIAL_TOKENS, VOCAB_FILE, Tokenizer
+from bertjax.data.tokenizer import CONFIG_FILE, JSON_FILE, SPECIAL_TOKENS, VOCAB_FILE, Tokenizer
 from bertjax.errors import UserError
 from bertjax.interop.names import get, padded
 
@@ -41,7 +42,16 @@ def load_tokenizer(
     return tokenizer, ()
 
 
-def write_tokenizer_json(folder: pathlib.Path, tokenizer: Tokenizer) -> None:
+def write_tokenizer(folder: pathlib.Path, tokenizer: Tokenizer, max_length: int) -> None:
+    """vocab.txt, tokenizer_config.json with the model's length, and tokenizer.json if it can be."""
+    tokenizer.save(folder)
+    path = folder / CONFIG_FILE
+    config = {**json.loads(path.read_text()), "model_max_length": max_length}
+    path.write_text(json.dumps(config, indent=2) + "\n")
+    _write_tokenizer_json(folder, tokenizer)
+
+
+def _write_tokenizer_json(folder: pathlib.Path, tokenizer: Tokenizer) -> None:
     """tokenizer.json, the whole pipeline in one file, for Hugging Face's fast tools.
 
     Not written where the format cannot say the same: a vocabulary with blank or repeated lines,

@@ -70,6 +70,10 @@ def test_export_cuts_the_padded_vocabulary_and_shapes_are_published(pretrained) 
     config = json.loads((pretrained / "config.json").read_text())
     assert config["architectures"] == ["BertForPreTraining"]
     assert config["layer_norm_eps"] == 1e-12 and config["tie_word_embeddings"] is True
+    tokenizer = json.loads((pretrained / "tokenizer_config.json").read_text())
+    assert tokenizer["model_max_length"] == config["max_position_embeddings"] == 24
+    modes = {path.stat().st_mode for path in pretrained.iterdir()}
+    assert len(modes) == 1  # who may read one file may read all
     with (pretrained / WEIGHTS).open("rb") as file:
         (size,) = struct.unpack("<Q", file.read(8))
         assert json.loads(file.read(size))["__metadata__"] == {"format": "pt"}
