@@ -100,6 +100,24 @@ def test_an_epoch_uses_nearly_every_sentence_about_once(planned):
     assert 0.8 < uses.mean() / 3 < 1.2
 
 
+def test_a_takes_any_share_of_a_pair_whatever_its_label():
+    pairs = epoch_of(Examples(LONG, 512, seed=1))
+    for label in (IS_NEXT, RANDOM):
+        of = [pair for pair in pairs if pair.label == label and pair.tokens == 509]
+        shares = np.array([(pair.a_end - pair.a_start) / pair.tokens for pair in of])
+        assert 0.4 < shares.mean() < 0.6
+        low, high = np.quantile(shares, [0.1, 0.9])
+        assert low < 0.2 and high > 0.75
+
+
+def test_a_sentence_longer_than_many_rows_starts_few_examples():
+    """It fills one row, so that the text behind it is not begun again and again."""
+    for nsp in (True, False):
+        examples = Examples(LengthIndex([[1500] + [10] * 150] * 10), 128, seed=1, nsp=nsp)
+        begun = [pair.a_record for pair in epoch_of(examples) if pair.a_start == 1500]
+        assert np.bincount(begun, minlength=10).mean() < 2
+
+
 def test_the_longer_segment_is_cut_at_its_front_or_its_back():
     examples = Examples(LONG, 128, seed=1)
     for a_tokens, b_tokens in itertools.product((1, 30, 62, 63, 64, 200), repeat=2):
