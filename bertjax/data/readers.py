@@ -342,10 +342,9 @@ def read_conll(
             labels.clear()
 
     for number, line in enumerate(lines_of(text), 1):
-        # str.strip would take a zero-width or no-break character, which may be a word, for space.
-        fields = (
-            [] if not line.strip(" \t") else line.strip(" ").split("\t" if split_tabs else None)
-        )
+        # Blanks are space and tab: a no-break or zero-width character may be a word.
+        line = line.strip(" ")
+        fields = re.split("\t" if split_tabs else "[ \t]+", line) if line.strip(" \t") else []
         if not fields:
             end()
             continue
@@ -364,9 +363,9 @@ def read_conll(
                 f"{source}, line {number}: {len(fields)} column(s) where others have {width}: "
                 "complete the line, or leave it blank to end the sentence"
             )
-        words.append(fields[_column(word_column, width, source)].strip())
+        words.append(fields[_column(word_column, width, source)].strip(" "))
         if width > 1:
-            labels.append(fields[_column(label_column, width, source)].strip())
+            labels.append(fields[_column(label_column, width, source)].strip(" "))
     end()
     if not sentences:
         raise UserError(f"{source} holds no sentence")

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import warnings
 from collections.abc import Mapping, Sequence
 
 import numpy as np
+import seqeval.metrics
 import sklearn.metrics
 
 from bertjax.train import metrics
@@ -115,3 +117,47 @@ def confusion(labels: np.ndarray, predictions: np.ndarray, names: Sequence[str])
     for name, row in zip(names, matrix, strict=True):
         lines.append(f"  {name:{first}}" + "".join(f"{count:>{width}}" for count in row))
     return "\n".join(lines)
+
+
+def tag_figures(
+    labels: list[list[str]], predictions: list[list[str]], metric: str
+) -> dict[str, float]:
+    """accuracy over words and, for entities or words in segmentation, precision, recall and F1 of
+    whole spans: seqeval's default mode, which gives conlleval's numbers (Tjong Kim Sang 2000)."""
+    pairs = [
+        (a, b) for x, y in zip(labels, predictions, strict=True) for a, b in zip(x, y, strict=True)
+    ]
+    figures = {"accuracy": sum(a == b for a, b in pairs) / len(pairs)}
+    if metric != "accuracy":
+        gold, guess = _spans(labels), _spans(predictions)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            for name in ("precision", "recall", "f1"):
+                function = getattr(seqeval.metrics, f"{name}_score")
+                figures[metric.replace("f1", name)] = float(function(gold, guess, zero_division=0))
+    return figures
+
+
+def _spans(tags: list[list[str]]) -> list[list[str]]:
+    """M (middle) as I and the letters of BILOU as those of IOBES, which seqeval knows."""
+    letters = {"M": "I", "L": "E", "U": "S"}
+
+    def rename(tag: str) -> str:
+        letter, dash, kind = tag.partition("-")
+        return letters.get(letter, letter) + dash + kind
+
+    return [[rename(tag) for tag in sentence] for sentence in tags]
+
+
+def entity_report(labels: list[list[str]], predictions: list[list[str]]) -> str:
+    """Precision, recall and F1 of each kind of entity."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return seqeval.metrics.classification_report(
+            _spans(labels), _spans(predictions), digits=4, zero_division=0
+        )
+
+
+def json_text(content: object) -> str:
+    """JSON for a file."""
+    return json.dumps(content, ensure_ascii=False, indent=1) + "\n"

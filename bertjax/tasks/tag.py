@@ -1,0 +1,342 @@
+"""Tag words: entities, parts of speech, word segmentation.
+
+The first piece of a word carries its label (Devlin et al. 2019, section 5.3); other pieces are not
+scored. A sentence longer than the model is read in overlapping windows, and each word is scored and
+predicted once, in the window that shows most context around it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from ml_collections import config_dict
+
+from bertjax.config import bert_config
+from bertjax.data.readers import Sentence, read_sentences
+from bertjax.data.tokenizer import Tokenizer
+from bertjax.data.windows import owned_windows
+from bertjax.errors import UserError
+from bertjax.model.heads import BertForTagging
+from bertjax.tasks import finetune, labels, results, smoke
+from bertjax.tasks.finetune import EncodedRows, FineTune
+from bertjax.tasks.task import Mean
+from bertjax.train import loss
+
+# What is scored, by the form of the labels: entity F1, word F1, accuracy.
+ENTITIES, WORDS, TOKENS = "entities", "words", "tokens"
+METRIC = {ENTITIES: "entity_f1", WORDS: "word_f1", TOKENS: "accuracy"}
+_PREFIXES = ("B", "I", "M", "E", "S", "L", "U")
+
+
+@dataclasses.dataclass
+class Examples:
+    """The sentences of a split and where they come from; None for `labelled` False."""
+
+    source: str
+    sentences: list[Sentence]
+    labelled: bool
+
+
+@dataclasses.dataclass(frozen=True)
+class Window:
+    """A row of a sentence: its tokens, and for each word it owns (word number, first column)."""
+
+    ids: list[int]
+    owned: tuple[tuple[int, int], ...]
+
+
+def read(config: config_dict.ConfigDict, split: str, source: str) -> Examples:
+    """The sentences of a split; says what was decided. UserError for what cannot be used."""
+    data = config.data
+    sentences, notes = read_sentences(source, data.text_column, data.label_column)
+    unlabelled = [sentence for sentence in sentences if sentence.labels is None]
+    labelled = not unlabelled
+    if unlabelled and (not split.startswith("test") or len(unlabelled) < len(sentences)):
+        raise UserError(f"{source}, {unlabelled[0].place}: no labels ({len(unlabelled)} sentences)")
+    if unlabelled:
+        notes.append(f"{source} has no labels: it gets predictions, not scores")
+    limit = data.limit if split == "train" else data.eval_examples
+    if limit and limit < len(sentences):
+        chosen = np.arange(limit)
+        if split == "train":
+            chosen = finetune.draw(len(sentences), limit, config.seed)
+        notes.append(f"{source}: {limit} of {len(sentences)} sentences are used")
+        sentences = [sentences[i] for i in chosen]
+    finetune.say_all(notes)
+    return Examples(source, sentences, labelled)
+
+
+def word_pieces(tokenizer: Tokenizer, words: Sequence[str]) -> dict[str, list[int]]:
+    """Ids of each distinct word; one that leaves nothing (control characters) is one [UNK]."""
+    distinct = list(dict.fromkeys(words))
+    encoded = tokenizer.encode_batch(distinct, special_tokens=False)
+    return {word: ids or [tokenizer.unk_id] for word, ids in zip(distinct, encoded, strict=True)}
+
+
+def sentence_windows(
+    pieces: Sequence[Sequence[int]], size: int, overlap: int, cls_id: int, sep_id: int
+) -> list[Window]:
+    """Rows of at most `size` tokens that own every word of a sentence exactly once.
+
+    Args:
+        pieces: the ids of each word, at least one; of a word longer than a row, the beginning is
+            read.
+        size: the longest row, [CLS] and [SEP] included.
+        overlap: tokens that neighbouring windows share.
+    """
+    room = size - 2
+    pieces = [ids[:room] for ids in pieces]
+    first = np.cumsum([0, *map(len, pieces)])
+    ids = [i for word in pieces for i in word]
+    windows = []
+    for start, own_from, own_to in owned_windows(len(ids), room, min(overlap, room - 1)):
+        words = np.flatnonzero((first[:-1] >= own_from) & (first[:-1] < own_to))
+        owned = tuple((int(word), int(first[word]) - start + 1) for word in words)
+        windows.append(Window([cls_id, *ids[start : start + room], sep_id], owned))
+    return windows
+
+
+def encode(
+    config: config_dict.ConfigDict,
+    tokenizer: Tokenizer,
+    examples: Examples,
+    names: Sequence[str],
+) -> tuple[EncodedRows, list[Window]]:
+    """Rows of at most data.seq_length tokens with labels in by_token['target'], and the windows."""
+    data, sentences = config.data, examples.sentences
+    index = {name: i for i, name in enumerate(names)}
+    pieces = word_pieces(tokenizer, [word for s in sentences for word in s.words])
+    windows, example, targets = [], [], []
+    for number, sentence in enumerate(sentences):
+        for window in sentence_windows(
+            [pieces[word] for word in sentence.words], data.seq_length, data.window_overlap,
+            tokenizer.cls_id, tokenizer.sep_id,
+        ):  # fmt: skip
+            target = np.full(len(window.ids), loss.IGNORED, np.int32)
+            for word, column in window.owned if sentence.labels else ():
+                target[column] = index[sentence.labels[word]]
+            windows.append(window)
+            example.append(number)
+            targets.append(target)
+    more = len(windows) - len(sentences)
+    if more:
+        long = len({e for e, count in Counter(example).items() if count > 1})
+        finetune.say_all([
+            f"{examples.source}: {long} sentences are longer than config.data.seq_length="
+            f"{data.seq_length} and are read in {long + more} windows"
+        ])  # fmt: skip
+    long_words = sum(len(ids) > data.seq_length - 2 for ids in pieces.values())
+    if long_words:
+        finetune.say_all([f"{examples.source}: {long_words} words are longer than a row and cut"])
+    ids = [window.ids for window in windows]
+    rows = EncodedRows(
+        ids,
+        np.array([len(row) for row in ids]),
+        np.array(example),
+        np.ones(len(ids), np.float32),
+        by_token={"target": targets},
+    )
+    return rows, windows
+
+
+def word_labels(
+    windows: Sequence[Window], example: Sequence[int], tokens: np.ndarray, counts: Sequence[int]
+) -> list[np.ndarray]:
+    """Values of words from those of tokens.
+
+    Args:
+        windows: the rows, and example: the sentence of each.
+        tokens: [rows, S, ...], of each token of each row.
+        counts: how many words each sentence has.
+
+    Returns:
+        For each sentence an array [words, ...].
+    """
+    found = [np.empty((count, *tokens.shape[2:]), tokens.dtype) for count in counts]
+    for row, (window, number) in enumerate(zip(windows, example, strict=True)):
+        for word, column in window.owned:
+            found[number][word] = tokens[row, column]
+    return found
+
+
+def scheme_of(names: Sequence[str]) -> str:
+    """What labels say: entities (B-PER, I-PER, O), words (B, M, E, S) or something of each word."""
+    if set(names) <= {"B", "M", "I", "E", "S"} and len(names) > 1 and "B" in names:
+        return WORDS
+    typed = [name for name in names if name != "O"]
+    if typed and all("-" in n and n.partition("-")[0] in _PREFIXES for n in typed):
+        return ENTITIES
+    return TOKENS
+
+
+def prepare_data(config: config_dict.ConfigDict, workdir: str, tokenizer: Tokenizer | None) -> None:
+    """Make the smoke run's data, and a vocabulary where data.vocab asks to learn one."""
+    smoke.write(config, workdir)
+    if tokenizer is None and config.data.vocab.startswith("train:"):
+        train = read(config, "train", finetune.split_sources(config)["train"])
+        finetune.learn_vocabulary(config, workdir, (" ".join(s.words) for s in train.sentences))
+
+
+def from_config(
+    config: config_dict.ConfigDict,
+    workdir: str,
+    tokenizer: Tokenizer | None,
+    known_labels: Sequence[str] | None,
+) -> Tag:
+    """The task of a resolved config, after `prepare_data`; fills in model.vocab_size."""
+    smoke.use(config, workdir)
+    sources = finetune.split_sources(config)
+    splits = {split: read(config, split, source) for split, source in sources.items()}
+    tokenizer = finetune.find_tokenizer(config, workdir, tokenizer)
+    room = config.data.seq_length - 2
+    if config.data.window_overlap > room // 2:
+        raise UserError(
+            f"config.data.window_overlap={config.data.window_overlap} is more than half of the "
+            f"{room} tokens that config.data.seq_length={config.data.seq_length} leaves for words"
+        )
+    found: set[str] = set()
+    if "train" in splits:
+        found = {label for s in splits["train"].sentences for label in s.labels}
+        if len(found) < 2:
+            raise UserError(
+                f"every word of {sources['train']} has the label '{next(iter(found))}': a tagger "
+                "needs two or more"
+            )
+    elif known_labels is None:
+        raise UserError("config.data.train is empty, and no checkpoint says what the labels are")
+    names, fresh = labels.settle(found, known_labels, config.new_head, config.init_from)
+    for part in splits.values():
+        _check_labels(part, names)
+    task = Tag(config, tokenizer, splits, names)
+    task.fresh_head = fresh
+    return task
+
+
+def _check_labels(part: Examples, names: Sequence[str]) -> None:
+    for sentence in part.sentences if part.labelled else ():
+        where = [f"sentence at {sentence.place}"] * len(sentence.words)
+        labels.numbers(sentence.labels, names, part.source, where)
+
+
+class Tag(FineTune):
+    """A linear layer over every token."""
+
+    name = "tag"
+
+    def __init__(
+        self,
+        config: config_dict.ConfigDict,
+        tokenizer: Tokenizer,
+        splits: Mapping[str, Examples],
+        names: Sequence[str],
+    ) -> None:
+        """`names`: the labels in the order of the outputs, those of every split among them."""
+        self.labels, self.scheme = tuple(names), scheme_of(names)
+        self.figures = {METRIC[self.scheme]: True, "accuracy": True, "loss": False}
+        self.loss_weights = {"tagging_loss": 1.0}
+        self._splits = splits
+        encoded = {split: encode(config, tokenizer, part, names) for split, part in splits.items()}
+        self._windows = {split: windows for split, (_, windows) in encoded.items()}
+        model = BertForTagging(bert_config(config), len(names))
+        rows = {split: rows for split, (rows, _) in encoded.items()}
+        super().__init__(config, tokenizer, model, rows, METRIC[self.scheme])
+        mode = ", seqeval's default mode, which equals conlleval"
+        finetune.say_all([
+            f"labels: {', '.join(names)}; scored by {METRIC[self.scheme]}"
+            f"{'' if self.scheme == TOKENS else mode}"
+        ])  # fmt: skip
+        for split, part in splits.items():
+            if part.labelled:
+                given = [label for s in part.sentences for label in s.labels]
+                text = labels.counts_text(given, names)
+                finetune.say_all([f"{split}: {len(part.sentences):,} sentences; {text}"])
+
+    def losses(
+        self, params: Any, inputs: Mapping[str, jax.Array], *, dropout_key: jax.Array | None
+    ) -> dict[str, Mean]:
+        logits = self.apply(params, inputs, dropout_key)
+        target, weight = loss.ignore_labels(inputs["target"], inputs["weight"][:, None])
+        return {
+            "tagging_loss": loss.cross_entropy(logits, target, weight),
+            "accuracy": loss.accuracy(logits, target, weight),
+        }
+
+    def outputs(self, params: Any, inputs: Mapping[str, jax.Array]) -> dict[str, jax.Array]:
+        """The likeliest label of each token and its probability, padded to data.seq_length."""
+        probabilities = jax.nn.softmax(self.apply(params, inputs), axis=-1)
+        more = self.config.data.seq_length - probabilities.shape[1]
+        best = {"label": jnp.argmax(probabilities, axis=-1), "probability": probabilities.max(-1)}
+        return {name: jnp.pad(value, ((0, 0), (0, more))) for name, value in best.items()}
+
+    def chance_levels(self) -> dict[str, float]:
+        if "train" not in self._splits:
+            return {}
+        counts = Counter(x for s in self._splits["train"].sentences for x in s.labels)
+        shares = np.array(list(counts.values())) / sum(counts.values())
+        return {"tagging_loss": float(-(shares * np.log(shares)).sum())}
+
+    def artifacts(self) -> dict[str, Any]:
+        return super().artifacts() | {"labels": list(self.labels)}
+
+    def _of_words(self, split: str, values: np.ndarray) -> list[np.ndarray]:
+        counts = [len(sentence.words) for sentence in self._splits[split].sentences]
+        return word_labels(self._windows[split], self._rows[split].example, values, counts)
+
+    def predicted(self, split: str, outputs: Mapping[str, np.ndarray]) -> list[list[str]]:
+        """The label of every word of every sentence."""
+        return [
+            [self.labels[i] for i in sentence]
+            for sentence in self._of_words(split, outputs["label"])
+        ]
+
+    def score(
+        self, split: str, means: Mapping[str, float], outputs: Mapping[str, np.ndarray]
+    ) -> dict[str, float]:
+        part = self._splits[split]
+        words = sum(len(sentence.words) for sentence in part.sentences)
+        figures = {"examples": float(len(part.sentences)), "words": float(words)}
+        if not part.labelled:
+            return figures
+        gold = [list(sentence.labels) for sentence in part.sentences]
+        guess = self.predicted(split, outputs)
+        scores = results.tag_figures(gold, guess, METRIC[self.scheme])
+        return {"loss": means["loss"], **figures, **scores}
+
+    def predictions(
+        self, split: str, outputs: Mapping[str, np.ndarray]
+    ) -> Iterator[dict[str, Any]]:
+        """{index, words, label (None: not labelled), prediction, probabilities of the labels
+        predicted}; each a list with a value a word."""
+        guess = self.predicted(split, outputs)
+        sure = self._of_words(split, outputs["probability"])
+        for index, sentence in enumerate(self._splits[split].sentences):
+            yield {
+                "index": index,
+                "words": list(sentence.words),
+                "label": None if sentence.labels is None else list(sentence.labels),
+                "prediction": guess[index],
+                "probabilities": [round(float(p), 6) for p in sure[index]],
+            }
+
+    def report(
+        self, split: str, outputs: Mapping[str, np.ndarray], figures: Mapping[str, float]
+    ) -> tuple[str, dict[str, str]]:
+        part, text = self._splits[split], results.figures_line(split, figures)
+        if not part.labelled:
+            return text, {}
+        gold = [list(sentence.labels) for sentence in part.sentences]
+        guess = self.predicted(split, outputs)
+        if self.scheme != TOKENS:
+            text += "\n" + results.entity_report(gold, guess)
+        lines = []
+        for sentence, labelled, predicted in zip(part.sentences, gold, guess, strict=True):
+            if labelled != predicted:
+                rows = zip(sentence.words, labelled, predicted, strict=True)
+                lines += ["\t".join(row) + "\n" for row in rows] + ["\n"]
+        return text, {f"{split}.errors.conll": "".join(lines)}
