@@ -153,6 +153,8 @@ def start(
             local_device_ids=layout.local_devices,
             cluster_detection_method="deactivate",
             initialization_timeout=max(10, int(left)),
+            # How long one that has failed waits for the others before it exits.
+            shutdown_timeout_seconds=60,
         )
     except RuntimeError as error:
         raise UserError(f"JAX could not start {_this(layout)}: {error}") from error

@@ -9,11 +9,9 @@ and checked before anything is restored.
 from __future__ import annotations
 
 import dataclasses
-import hashlib
-import json
 import logging
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
@@ -23,108 +21,17 @@ from etils import epath
 from jax.experimental import multihost_utils
 
 from bertjax.errors import UserError
+from bertjax.train import manifest as manifests
+from bertjax.train.manifest import Damaged, Manifest, verify
+from bertjax.train.workdir import on_first_process
 
 FOLDER = "checkpoints"
-MANIFEST = "manifest.json"
-# Orbax rewrites this file during the commit. It holds times and versions, nothing that is read
-# here, and is only asked to be whole JSON.
-_REWRITTEN = "_CHECKPOINT_METADATA"
-# Written last of all; object stores, which cannot rename, have nothing else to show a commit.
-_COMMITTED = "commit_success.txt"
-_BLOCK = 1 << 22
+MANIFEST = manifests.NAME
 
 # Orbax logs tracebacks of errors that it raises in the caller afterwards.
 logging.getLogger("absl").addFilter(
     lambda record: not (record.exc_info and "orbax" in record.pathname)
 )
-
-
-class Damaged(UserError):
-    """A checkpoint whose files are not those that were saved."""
-
-
-@dataclasses.dataclass(frozen=True)
-class Manifest:
-    """What a checkpoint says of itself."""
-
-    step: int
-    metrics: dict[str, float]  # 'SPLIT/NAME' of the evaluation at this step, if there was one
-    arrays: dict[str, tuple[str, tuple[int, ...]]]  # name -> dtype, shape
-    files: dict[str, tuple[int, str]]  # path in the folder -> bytes, SHA-256
-
-    def write(self, folder: epath.Path) -> None:
-        """Write manifest.json, atomically where it replaces another one."""
-        body = dataclasses.asdict(self)
-        text = json.dumps({"digest": _digest_of(body), **body})
-        if "://" in str(folder):  # an object store replaces objects atomically
-            (folder / MANIFEST).write_text(text)
-            return
-        temporary = os.fspath(folder / (MANIFEST + ".tmp"))
-        with open(temporary, "w", encoding="utf-8") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, os.fspath(folder / MANIFEST))
-
-    @classmethod
-    def read(cls, folder: epath.Path) -> Manifest:
-        """Read and verify manifest.json itself; raises `Damaged`."""
-        try:
-            body = json.loads((folder / MANIFEST).read_text())
-            digest = body.pop("digest")
-            if digest != _digest_of(body):
-                raise ValueError("its digest differs")
-            return cls(
-                step=body["step"],
-                metrics=body["metrics"],
-                arrays={k: (d, tuple(s)) for k, (d, s) in body["arrays"].items()},
-                files={k: (size, sha) for k, (size, sha) in body["files"].items()},
-            )
-        except (FileNotFoundError, ValueError, KeyError, AttributeError, TypeError) as error:
-            raise Damaged(
-                f"checkpoint {folder} is damaged: {MANIFEST} is missing or unreadable ({error})"
-            ) from error
-
-
-def _digest_of(body: Mapping[str, Any]) -> str:
-    return hashlib.sha256(json.dumps(body, sort_keys=True).encode()).hexdigest()
-
-
-def _file_digest(path: epath.Path) -> tuple[int, str]:
-    digest, size = hashlib.sha256(), 0
-    with path.open("rb") as file:
-        while block := file.read(_BLOCK):
-            digest.update(block)
-            size += len(block)
-    return size, digest.hexdigest()
-
-
-def _files(folder: epath.Path) -> Iterator[str]:
-    """Relative paths of all files below a checkpoint folder that a manifest vouches for."""
-    for entry in sorted(folder.iterdir()):
-        if entry.is_dir():
-            yield from (f"{entry.name}/{below}" for below in _files(entry))
-        elif entry.name not in (MANIFEST, _COMMITTED):
-            yield entry.name
-
-
-def verify(folder: epath.Path) -> Manifest:
-    """Compare every file of a checkpoint with its manifest; raises `Damaged` naming the file."""
-    manifest = Manifest.read(folder)
-    for name, expected in manifest.files.items():
-        try:
-            found = _file_digest(folder / name)
-            if name == _REWRITTEN:
-                json.loads((folder / name).read_bytes())
-                continue
-        except FileNotFoundError:
-            raise Damaged(f"checkpoint {folder} is damaged: {name} is missing") from None
-        except ValueError:
-            raise Damaged(f"checkpoint {folder} is damaged: {name} is no JSON") from None
-        if found != expected:
-            how = "has another size" if found[0] != expected[0] else "has other contents"
-            raise Damaged(f"checkpoint {folder} is damaged: {name} {how} than when it was saved")
-    return manifest
 
 
 class _Handler(ocp.PyTreeCheckpointHandler):
@@ -135,7 +42,10 @@ class _Handler(ocp.PyTreeCheckpointHandler):
     def finalize(self, directory: epath.Path) -> None:
         super().finalize(directory)
         if self.unfinished is not None:
-            files = {name: _file_digest(directory / name) for name in _files(directory)}
+            files = {
+                name: manifests.file_digest(directory / name)
+                for name in manifests.files_below(directory)
+            }
             dataclasses.replace(self.unfinished, files=files).write(directory)
 
 
@@ -230,7 +140,7 @@ def committed_steps(root: epath.Path) -> list[int]:
     return sorted(
         int(path.name)
         for path in root.iterdir()
-        if path.name.isdigit() and ("://" not in str(path) or (path / _COMMITTED).exists())
+        if path.name.isdigit() and ("://" not in str(path) or (path / manifests.COMMITTED).exists())
     )
 
 
@@ -278,7 +188,7 @@ class Checkpoints:
         set aside as STEP.damaged, both told to `say`. Raises `UserError` when there are
         checkpoints and none is good, or when the good one does not fit the state.
         """
-        step = self._choose(say) if jax.process_index() == 0 else 0
+        step = on_first_process(lambda: self._choose(say)) or 0
         if jax.process_count() > 1:
             step = int(multihost_utils.broadcast_one_to_all(np.int32(step)))
         if step < 0:

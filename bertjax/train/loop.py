@@ -80,7 +80,7 @@ def train(
     with ExitStack() as stack:
         stop = stack.enter_context(StopSignals())
         stack.enter_context(folder.on_first_process(lambda: folder.lock(workdir)) or ExitStack())
-        say = Progress(stream, 0, 0).say
+        say = Progress(stream).say
         finished = folder.on_first_process(lambda: _enter(config, task, workdir, say))
         if _agree(finished is not None):
             return _flat(finished["results"]) if finished else {}
@@ -99,7 +99,7 @@ def evaluate(
     """Evaluate the best checkpoint of a workdir (or the one of `step`) on every split."""
     mesh = mesh or meshes.make_mesh(config.mesh.data, config.mesh.fsdp, config.mesh.tensor)
     rows = Rows(jax.process_index(), jax.process_count())
-    progress = Progress((stream or sys.stdout) if rows.process == 0 else None, 0, 0)
+    progress = Progress((stream or sys.stdout) if rows.process == 0 else None)
     params, manifest = checkpoint.load_params(
         workdir, step=step, best=task.best_metric, abstract=abstract_params(task, mesh)
     )
@@ -146,7 +146,7 @@ class _Run:
         self.config, self.task, self.workdir = config, task, workdir
         self.mesh, self.rows, self.stop, self.stream, self.stack = mesh, rows, stop, stream, stack
         self.steps = task.train_steps
-        self.progress = Progress(stream, 0, 0)
+        self.progress = Progress(stream)
         self.checkpoints = checkpoint.Checkpoints(
             workdir,
             keep=config.checkpoint.keep,

@@ -31,13 +31,15 @@ def figures_text(figures: Mapping[str, float]) -> str:
 
 
 class Progress:
-    """Says lines and, on a terminal, keeps a bar below them. Silent where `stream` is None."""
+    """Says lines and, on a terminal, keeps a bar of `total` steps (0: none) below them.
 
-    def __init__(self, stream: IO[str] | None, total: int, start: int) -> None:
+    Silent where `stream` is None.
+    """
+
+    def __init__(self, stream: IO[str] | None, total: int = 0, start: int = 0) -> None:
         self._stream = stream
-        self._total = total
         self._bar: progress.Progress | None = None
-        if stream is not None and stream.isatty():
+        if stream is not None and stream.isatty() and total > 0:
             self._bar = progress.Progress(
                 progress.TextColumn("{task.description}"),
                 progress.BarColumn(),

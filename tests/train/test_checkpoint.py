@@ -16,7 +16,8 @@ import pytest
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 from bertjax.errors import UserError
-from bertjax.train.checkpoint import Checkpoints, Damaged, Manifest, find, load_params
+from bertjax.train.checkpoint import Checkpoints, find, load_params
+from bertjax.train.manifest import Damaged, Manifest
 
 
 @flax.struct.dataclass

@@ -21,7 +21,8 @@ from jax.experimental.compilation_cache import compilation_cache
 from bertjax.errors import UserError
 from bertjax.parallel.mesh import make_mesh
 from bertjax.train import loop
-from bertjax.train.checkpoint import Manifest, committed_steps, load_arrays, load_params, root
+from bertjax.train.checkpoint import committed_steps, load_arrays, load_params, root
+from bertjax.train.manifest import Manifest
 from bertjax.train.profile import parse
 from bertjax.train.workdir import compare_configs, lock
 
@@ -329,6 +330,18 @@ def test_data_that_vanishes(tmp_path):
     with pytest.raises(UserError, match=r"step 6 .*/nowhere/shard-5"):
         run(tmp_path, Vanishing(tiny_config()))
     assert committed_steps(root(tmp_path) / "checkpoints") == [4]
+
+
+def test_saves_by_the_clock(tmp_path):
+    config = tiny_config(
+        train__steps=5, train__eval_every=0, checkpoint__every=0, checkpoint__every_seconds=1e-9
+    )
+    config.checkpoint.keep = 9
+    run(tmp_path / "always", TinyTask(config))
+    assert committed_steps(root(tmp_path / "always") / "checkpoints") == [1, 2, 3, 4, 5]
+    config.checkpoint.every_seconds = 1e9
+    run(tmp_path / "never", TinyTask(config))
+    assert committed_steps(root(tmp_path / "never") / "checkpoints") == [5]
 
 
 def test_profile(tmp_path):
