@@ -187,14 +187,13 @@ class Encoder:
 
 def serialize(ids: list[int], continues: list[int] | None = None) -> bytes:
     """A record as TFDS stores it: a tf.train.Example of integers."""
-    from tensorflow_datasets.proto import tf_example_pb2, tf_feature_pb2
+    from tensorflow_datasets.proto import tf_example_pb2
 
-    values = {"ids": ids} if continues is None else {"ids": ids, "continues": continues}
-    features = {
-        name: tf_feature_pb2.Feature(int64_list=tf_feature_pb2.Int64List(value=value))
-        for name, value in values.items()
-    }
-    example = tf_example_pb2.Example(features=tf_feature_pb2.Features(feature=features))
+    example = tf_example_pb2.Example()
+    features = example.features.feature
+    features["ids"].int64_list.value.extend(ids)
+    if continues is not None:
+        features["continues"].int64_list.value.extend(continues)
     return example.SerializeToString(deterministic=True)
 
 

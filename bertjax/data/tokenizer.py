@@ -43,6 +43,11 @@ CJK = (
 # The part of them that BertNormalizer's table of blocks leaves out (it starts at 2B920).
 _CJK_FORGOTTEN = "\U0002b820-\U0002b91f"
 _RARE = re.compile(f"[\ud800-\udfff{_CJK_FORGOTTEN}]")
+# The ASCII characters that end a word; everything else is up to the library.
+_BLANK = re.compile("[\t\n\r]")
+_BLANKS = {ord(c): " " for c in "\t\n\r"}
+# Strings that `encode_flat` remembers, and the longest of them.
+_MAX_KNOWN, _LONG_STRING = 1 << 17, 24
 _SURROGATES = re.compile("[\ud800-\udfff]")
 
 
@@ -137,6 +142,7 @@ class Tokenizer:
             "max_chars_per_word": int(max_chars_per_word),
             "split_special_tokens": bool(split_special_tokens),
         }
+        self._known: dict[str, list[int]] = {}  # ids of strings between blanks
         self._engines: dict[tuple[bool, bool, bool], tokenizers.Tokenizer] = {}
 
     @classmethod
@@ -251,11 +257,10 @@ class Tokenizer:
         return [encoding.ids for encoding in encodings]
 
     def encode_flat(self, texts: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
-        """Ids of many short texts in a row, for bulk work: faster again than `encode_batch`.
+        """Ids of many texts in a row, for bulk work: several times as fast as `encode_batch`.
 
-        The texts are encoded as one, with a mark between them: a punctuation character that the
-        vocabulary lacks. Where a text has that character, another one that is [UNK] takes its
-        place. Typed special tokens are ordinary text.
+        What stands between blanks does not depend on its neighbours, so each such string is
+        encoded once and remembered, in bounded memory. Typed special tokens are ordinary text.
 
         Returns:
             ids: int32 [tokens of all texts]
@@ -263,6 +268,33 @@ class Tokenizer:
         """
         if not texts:
             return np.empty(0, np.int32), np.empty(0, np.int64)
+        lines = [text.translate(_BLANKS) if _BLANK.search(text) else text for text in texts]
+        strings = " \n ".join(lines).split(" ")
+        known = self._known
+        missing = list(set(strings).difference(known))
+        if missing:
+            flat, lengths = self._encode_marked(missing)
+            flat, ends = flat.tolist(), [0, *np.cumsum(lengths).tolist()]
+            found = (flat[start:end] for start, end in itertools.pairwise(ends))
+            known.update(zip(missing, found, strict=True))
+        known["\n"] = [self.vocab_size]  # no token: the end of a text
+        ids = np.array(list(itertools.chain.from_iterable(map(known.__getitem__, strings))))
+        for string in missing:
+            if len(string) > _LONG_STRING:
+                del known[string]
+        if len(known) > _MAX_KNOWN:
+            known.clear()
+        (marks,) = np.nonzero(ids == self.vocab_size)
+        lengths = np.diff(marks, prepend=-1, append=len(ids)) - 1
+        return np.delete(ids, marks).astype(np.int32), lengths
+
+    def _encode_marked(self, texts: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
+        """As `encode_flat`, by one call of the library.
+
+        The texts are encoded as one, with a mark between them: a punctuation character that the
+        vocabulary lacks. Where a text has that character, another one that is [UNK] takes its
+        place.
+        """
         if self._mark is None:
             ids = self.encode_batch(texts, special_tokens=False)
             flat = np.fromiter(itertools.chain.from_iterable(ids), np.int32)

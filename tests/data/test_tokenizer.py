@@ -368,12 +368,17 @@ def test_default_family_is_that_of_transformers(vocab_file, name, lower_case):
 
 @pytest.mark.parametrize("family", ["huggingface", "google"])
 @pytest.mark.parametrize("name", ["uncased", "cased", "chinese"])
-def test_flat_encoding_is_that_of_each_text_alone(vocab_file, name, family):
+def test_flat_encoding_is_that_of_each_text_alone(vocab_file, monkeypatch, name, family):
+    monkeypatch.setattr(module, "_MAX_KNOWN", 1000)  # so that it forgets in between
     tokenizer = Tokenizer.load(vocab_file(name), family=family)
     mark, other = tokenizer._mark
     texts = random_texts(tokenizer.vocab, 2000, 3)
+    texts += [chr(c) + "a" + chr(c) for c in (*range(0x300), 0x1680, *range(0x2000, 0x2070))]
     texts += ["", " ", "\u0301a", mark, f"a{mark}b", f"{other}{mark}", "[MASK]", "a\ud800", "ΑΣ"]
-    ids, lengths = tokenizer.encode_flat(texts)
+    parts = [tokenizer.encode_flat(texts[i : i + 300]) for i in range(0, len(texts), 300)]
+    ids, lengths = (np.concatenate(part) for part in zip(*parts, strict=True))
+    assert len(tokenizer._known) <= 1000
+    assert max(map(len, tokenizer._known), default=0) <= module._LONG_STRING
     alone = [tokenizer.encode(text, special_tokens=False).ids for text in texts]
     assert lengths.tolist() == [len(one) for one in alone]
     assert ids.tolist() == [i for one in alone for i in one]
