@@ -21,7 +21,8 @@ import torch
 import transformers
 
 import bertjax
-from bertjax import batching, inference
+from bertjax import inference
+from bertjax.inference import batching
 
 
 def mixed_sentences(count: int, seed: int = 0) -> list[str]:

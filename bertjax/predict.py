@@ -20,6 +20,7 @@ TF1 checkpoint. Casing and vocabulary are the checkpoint's own.
   python -m bertjax.predict fill-mask --checkpoint=bert-base-uncased "Paris is a [MASK]."
   python -m bertjax.predict classify --checkpoint=runs/classify --file=reviews.txt
   python -m bertjax.predict embed --checkpoint=all-MiniLM-L6-v2 --file=texts.txt --out=vectors.npz
+  python -m bertjax.predict answer --checkpoint=runs/answer --pair="Who sang?" "A lark sang."
   python -m bertjax.predict score --checkpoint=runs/tiny "the dog barks" "the dog bark"
   python -m bertjax.predict embed --checkpoint=runs/tiny --layers=-1,-2 --pooling=cls < texts.txt
 
@@ -31,6 +32,8 @@ that was trained here reads it as it was trained to, and says so where that cuts
 COMMANDS = {
     "fill-mask": "the likeliest tokens for each [MASK]",
     "classify": "the class of a text or of a pair (--pair)",
+    "tag": "the label of each word; words stand between blanks, CJK ideographs are words",
+    "answer": "the span of a text that answers a question (--pair)",
     "embed": "a vector for each text",
     "score": "pseudo-log-likelihood of each text: every token masked in turn",
 }
@@ -74,10 +77,17 @@ def parser() -> cli.ArgumentParser:
     commands.choices["fill-mask"].add_argument(
         "--top_k", type=int, default=5, help="tokens for each mask (default: 5)"
     )
-    commands.choices["classify"].add_argument(
-        "--pair",
-        action="append",
-        help="the second text: once for all texts, or as often as there are texts",
+    for name, what in (("classify", "the second text"), ("answer", "the question")):
+        commands.choices[name].add_argument(
+            "--pair",
+            action="append",
+            required=name == "answer",
+            help=f"{what}: once for all texts, once for each, or several for a single text",
+        )
+    commands.choices["answer"].add_argument(
+        "--unanswerable",
+        action=argparse.BooleanOptionalAction,
+        help="whether there may be no answer (default: as the run was trained)",
     )
     embed = commands.choices["embed"]
     embed.add_argument("--pooling", choices=("mean", "cls", "pooled"), default="mean")
@@ -159,6 +169,13 @@ def _short(text: str) -> str:
 
 def _cells(command: str, answer: dict[str, Any]) -> Iterator[tuple[str, ...]]:
     """The rows of the terminal's table for one answer."""
+    if command == "tag":
+        yield from zip(answer["words"], answer["labels"], strict=True)
+        yield "", ""
+        return
+    if command == "answer":
+        yield answer["question"], answer["answer"] or "(none)", f"{answer['score']:.4f}"
+        return
     text = _short(answer["text"])
     if command == "fill-mask":
         for number, candidates in enumerate(answer["masks"]):
@@ -179,6 +196,8 @@ def _cells(command: str, answer: dict[str, Any]) -> Iterator[tuple[str, ...]]:
 _COLUMNS = {
     "fill-mask": ("text", "mask", "token", "probability"),
     "classify": ("text", "label", "probability"),
+    "tag": ("word", "label"),
+    "answer": ("question", "answer", "score"),
     "score": ("text", "log-likelihood", "tokens", "a token"),
 }
 
@@ -236,12 +255,14 @@ def _show_vectors(args: argparse.Namespace, texts: list[str], vectors: Iterator[
     print(f"{len(table)} vectors of {table.shape[1]} numbers; --json or --out gives them")
 
 
-def _pairs(pairs: list[str] | None, texts: list[str]) -> list[str] | None:
-    """One second text for each text."""
+def pair_up(texts: list[str], pairs: list[str] | None) -> tuple[list[str], list[str] | None]:
+    """Texts and second texts, as many of both; UserError where the counts do not fit."""
     if pairs is None or len(pairs) == len(texts):
-        return pairs
+        return texts, pairs
     if len(pairs) == 1:
-        return pairs * len(texts)
+        return texts, pairs * len(texts)
+    if len(texts) == 1:
+        return texts * len(pairs), pairs
     raise UserError(f"--pair was given {len(pairs)} times for {len(texts)} texts.")
 
 
@@ -251,7 +272,6 @@ def main(arguments: Sequence[str]) -> int:
     args.json = args.json or not sys.stdout.isatty()
     texts = read_texts(args.texts, args.file)
     from bertjax import inference, load  # after --help: they start JAX
-    from bertjax.batching import Limits
 
     def warn(line: str) -> None:
         print(f"warning: {line}", file=sys.stderr, flush=True)
@@ -263,7 +283,7 @@ def main(arguments: Sequence[str]) -> int:
     progress = Progress()
     limits = None
     if args.max_length is not None or args.window_overlap is not None:
-        limits = Limits.of(bert, args.max_length, args.window_overlap)
+        limits = inference.Limits.of(bert, args.max_length, args.window_overlap)
     common = {"limits": limits, "warn": warn, "progress": progress}
     try:
         if args.command == "embed":
@@ -275,9 +295,14 @@ def main(arguments: Sequence[str]) -> int:
         if args.command == "fill-mask":
             answers = inference.fill_mask(bert, texts, top_k=args.top_k, **common)
         elif args.command == "classify":
-            answers = inference.classify(bert, texts, _pairs(args.pair, texts), **common)
+            answers = inference.classify(bert, *pair_up(texts, args.pair), **common)
+        elif args.command == "answer":
+            answers = inference.answer(
+                bert, *pair_up(texts, args.pair), unanswerable=args.unanswerable, **common
+            )
         else:
-            answers = inference.score(bert, texts, **common)
+            question = {"score": inference.score, "tag": inference.tag}[args.command]
+            answers = question(bert, texts, **common)
         show(args.command, answers, args.json)
     finally:
         progress.close()

@@ -11,9 +11,9 @@ import jax
 import numpy as np
 import pytest
 
-from bertjax import api, batching, inference
-from bertjax.batching import Limits
+from bertjax import api, inference
 from bertjax.errors import UserError
+from bertjax.inference import Limits, batching
 from bertjax.model.bert import BertModel
 
 sys.path.insert(0, str(Path(__file__).parent / "interop"))
@@ -228,6 +228,78 @@ def test_a_regression_gives_a_value() -> None:
     assert answer == {"text": "the dog", "value": pytest.approx(float(expected[0, 0]), abs=1e-5)}
 
 
+@pytest.fixture(scope="module")
+def tagger() -> api.Bert:
+    return api.prepare(published(("tagger",)))
+
+
+def test_the_first_piece_of_a_word_carries_its_label(tagger) -> None:
+    words = ["the", "foxs", "jumps", "\u200b", "京", "都", "dogs"]
+    (answer,) = inference.tag(tagger, ["the foxs jumps \u200b 京都 dogs"])
+    assert answer["words"] == words
+    tokenizer, ids, columns = tagger.tokenizer, [tagger.tokenizer.cls_id], []
+    for word in words:
+        columns.append(len(ids))
+        ids += tokenizer.encode(word).ids or [tokenizer.unk_id]
+    logits = apply(tagger.model, tagger.params, [*ids, tokenizer.sep_id])[0]
+    expected = [f"label {int(np.argmax(logits[column]))}" for column in columns]
+    assert answer["labels"] == expected and len(set(expected)) > 1
+
+
+def test_each_word_of_a_long_text_is_tagged_once(tagger) -> None:
+    text = "the quick brown foxs jumps over lazy dogs " * 12
+    limits = Limits.of(tagger, 24, 6)
+    short, long = inference.tag(tagger, ["京", text], limits=limits)
+    assert len(short["labels"]) == 1
+    assert long["words"] == text.split() and all(long["labels"])
+    rows = batching.make_rows(tagger, tagger.tokenizer.encode_batch([text]), limits)
+    labels = []
+    for row in rows:
+        logits = apply(tagger.model, tagger.params, row.ids)[0]
+        for column in range(*row.owned):
+            if not tagger.tokenizer.continuation[row.ids[column]]:
+                labels.append(f"label {int(np.argmax(logits[column]))}")
+    assert long["labels"] == labels
+
+
+@pytest.fixture(scope="module")
+def reader() -> api.Bert:
+    return api.prepare(published(("span",)))
+
+
+def test_an_answer_is_the_best_span_of_the_text(reader) -> None:
+    context, question = "The quick  brown\tFOX jumps, the dog.", "is the fox lazy ?"
+    (found,) = inference.answer(reader, [context], [question])
+    tokenizer = reader.tokenizer
+    asked, encoding = tokenizer.encode(question).ids, tokenizer.encode(context)
+    ids = [tokenizer.cls_id, *asked, tokenizer.sep_id, *encoding.ids, tokenizer.sep_id]
+    first, count = len(asked) + 2, len(encoding.ids)
+    start, end = (x[0] for x in apply(reader.model, reader.params, ids, first))
+    best = max(
+        (float(start[first + a] + end[first + b]), a, b)
+        for a in range(count)
+        for b in range(a, count)
+    )
+    begin, stop = encoding.offsets[best[1]][0], encoding.offsets[best[2]][1]
+    assert found["answer"] == context[begin:stop] and found["question"] == question
+    assert (found["start"], found["end"]) == (begin, stop) and 0 < found["score"] < 1
+    null = float(start[0] + end[0])
+    (maybe,) = inference.answer(reader, [context], [question], unanswerable=True)
+    assert maybe["answer"] == ("" if null > best[0] else found["answer"])
+
+
+def test_an_answer_in_a_long_text(reader) -> None:
+    text = "the quick brown fox jumps over lazy dogs . " * 30
+    limits = Limits.of(reader, 24, 4)
+    found = list(inference.answer(reader, [text, "a dog"], ["is it ?", "京"], limits=limits))
+    assert text[found[0]["start"] : found[0]["end"]] == found[0]["answer"]
+    with (
+        pytest.warns(UserWarning, match="longer than 64 tokens and were cut"),
+        pytest.raises(UserError, match="a question of 70 tokens leaves 0"),
+    ):
+        list(inference.answer(reader, ["a dog"], ["the " * 70]))
+
+
 def test_hand_typed_special_tokens_are_warned_of(mlm) -> None:
     with pytest.warns(UserWarning, match=r"text 1 has \[CLS\] or \[SEP\] typed"):
         list(inference.embed(mlm, ["[CLS] the dog [SEP]"]))
@@ -247,6 +319,8 @@ def test_questions_that_cannot_be_answered(mlm, classifier) -> None:
     cases = [
         (inference.fill_mask(classifier, ["[MASK]"]), "no mlm head .it has: classifier"),
         (inference.classify(mlm, ["a"]), "no classifier head"),
+        (inference.tag(mlm, ["a"]), "no tagger head"),
+        (inference.answer(mlm, ["a"], ["b"]), "no span head"),
         (inference.fill_mask(mlm, ["hello"]), r"text 1 has no \[MASK\]: 'hello'"),
         (inference.fill_mask(mlm, ["[mask]"]), r"text 1 has no \[MASK\]"),
         (inference.fill_mask(mlm, ["[MASK]"], top_k=99), "top_k is 99; it must be 1 to 32"),

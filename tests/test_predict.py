@@ -30,6 +30,8 @@ def models(tmp_path_factory) -> Path:
     root = tmp_path_factory.mktemp("models")
     interop.write_huggingface(root / "pretrained", published(("mlm", "nsp")))
     interop.write_huggingface(root / "classifier", published(("classifier",)))
+    interop.write_huggingface(root / "tagger", published(("tagger",)))
+    interop.write_huggingface(root / "reader", published(("span",)))
     return root
 
 
@@ -77,6 +79,13 @@ def test_embed_writes_vectors(models, capsys, tmp_path) -> None:
     np.testing.assert_allclose(matrix["cosines"], [[1, cosine], [cosine, 1]], atol=1e-5)
 
 
+def test_answer_several_questions(models, capsys) -> None:
+    asked = ["--pair=is it good ?", "--pair=the dog ?"]
+    answers = ask(capsys, "answer", f"--checkpoint={models}/reader", *asked, "the fox is not good")
+    assert [answer["question"] for answer in answers] == ["is it good ?", "the dog ?"]
+    assert set(answers[0]) == {"question", "answer", "score", "start", "end"}
+
+
 def test_score(models, capsys) -> None:
     (answer,) = ask(capsys, "score", f"--checkpoint={models}/pretrained", "the dog")
     assert answer["tokens"] == 2 and answer["log_likelihood"] < 0
@@ -92,6 +101,8 @@ def test_tables_on_a_terminal(models, capsys, monkeypatch) -> None:
         predict.main([command, f"--checkpoint={models}/pretrained", *extra])
         out = capsys.readouterr().out
         assert expected in out and "{" not in out
+    predict.main(["tag", f"--checkpoint={models}/tagger", "the fox"])
+    assert "word" in capsys.readouterr().out
     predict.main(["classify", f"--checkpoint={models}/classifier", "[b]good[/b]"])
     assert "[b]good[/b]" in capsys.readouterr().out
 
@@ -206,6 +217,8 @@ def test_every_command_of_the_page_runs(models, tmp_path, capsys, monkeypatch) -
     monkeypatch.chdir(tmp_path)
     shutil.copytree(models / "pretrained", "bert-base-uncased")
     shutil.copytree(models / "classifier", "reviews")
+    shutil.copytree(models / "tagger", "entities")
+    shutil.copytree(models / "reader", "reader")
     write_release(tmp_path / "uncased_L-12_H-768_A-12", published(("mlm", "nsp")))
     workdir.write("runs/tiny", published(("mlm", "nsp")))
     (tmp_path / "texts.txt").write_text("a good dog\nthe fox jumps\n")

@@ -72,7 +72,8 @@ class Published:
         problem_type: of the classifier: 'single_label', 'multi_label' or 'regression'.
         coverage: tensors of the file that were used and that were not.
         notes: sentences about what was surprising.
-        settings: the resolved config of the run that made a workdir; empty for other kinds.
+        settings: the resolved config of the run that made a workdir, and its 'artifacts'; empty
+            for other kinds.
     """
 
     source: str

@@ -17,6 +17,8 @@ from bertjax.train import checkpoint
 from bertjax.train.workdir import CONFIG, read_config, write_json
 
 WORKDIR = "workdir"
+# Of a workdir, of one step's folder, of a workdir before its first checkpoint.
+_MARKS = (checkpoint.FOLDER, "manifest.json", "metrics.jsonl")
 _MODEL_FIELDS = (
     "vocab_size", "num_layers", "hidden_size", "num_heads", "intermediate_size",
     "max_position_embeddings", "type_vocab_size", "hidden_act", "hidden_dropout",
@@ -28,8 +30,7 @@ _TASKS = {"classifier": "classify", "tagger": "tag", "span": "answer"}
 def is_workdir(path: str) -> bool:
     """Whether `path` is a workdir, its checkpoints or the folder of one step."""
     root = epath.Path(path)
-    names = (checkpoint.FOLDER, checkpoint.MANIFEST, "metrics.jsonl")
-    return any((root / name).exists() for name in names) or root.name == checkpoint.FOLDER
+    return any((root / name).exists() for name in _MARKS) or root.name == checkpoint.FOLDER
 
 
 def _config_folder(path: str) -> epath.Path:
@@ -87,7 +88,7 @@ def read(path: str, step: int | None = None) -> Published:
         problem_type=settings.get("data", {}).get("problem_type", "single_label"),
         coverage=Coverage(len(names), len(names), heads, (), checksum(params)),
         notes=(f"step {manifest.step} of {folder}",),
-        settings=settings,
+        settings={**settings, "artifacts": artifacts},
     )
 
 

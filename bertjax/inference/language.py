@@ -1,7 +1,4 @@
-"""Questions put to a model: fill-mask, score, classify, embed; many texts, any length, no dropout.
-
-Results come in the order of the texts and in the form that `bertjax.predict` prints as JSON.
-"""
+"""Questions for the language model and the encoder: fill-mask, score, embed."""
 
 from __future__ import annotations
 
@@ -11,19 +8,16 @@ import warnings
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from bertjax.api import Bert
-from bertjax.batching import Limits, Progress, Row, by_text, make_rows, no_progress, run
 from bertjax.data.tokenizer import CLS, SEP
 from bertjax.errors import UserError
+from bertjax.inference.batching import Limits, Progress, Row, by_text, make_rows, no_progress, run
 from bertjax.model.bert import BertConfig, BertModel
 from bertjax.model.heads import BertForPreTraining
-from bertjax.tasks.classify import MULTI, REGRESSION, label_probabilities
-from bertjax.tasks.texts import text_rows
 
 # A share of [UNK] above this is warned of.
 HIGH_UNKNOWN = 0.1
@@ -92,18 +86,12 @@ def _log_likelihoods(config: BertConfig) -> Callable[..., Any]:
 
 def _mlm(config: BertConfig, params: Any, batch: dict[str, jax.Array]) -> Any:
     return BertForPreTraining(config).apply(
-        {"params": params}, *_inputs(batch), masked_positions=batch["columns"]
+        {"params": params}, *inputs_of(batch), masked_positions=batch["columns"]
     )
 
 
-def _inputs(batch: dict[str, jax.Array]) -> tuple[jax.Array, ...]:
+def inputs_of(batch: dict[str, jax.Array]) -> tuple[jax.Array, ...]:
     return tuple(batch[name] for name in ("input_ids", "token_type_ids", "attention_mask"))
-
-
-@functools.cache
-def _logits(model: nn.Module) -> Callable[..., Any]:
-    """Jitted: what the model's head gives."""
-    return jax.jit(lambda params, batch: model.apply({"params": params}, *_inputs(batch)))
 
 
 @functools.cache
@@ -113,7 +101,7 @@ def _vectors(config: BertConfig, pooling: str, layers: tuple[int, ...]) -> Calla
     def forward(params: Any, batch: dict[str, jax.Array]) -> jax.Array:
         last = layers == (-1,)
         output = BertModel(config).apply(
-            {"params": params}, *_inputs(batch), output_hidden_states=not last
+            {"params": params}, *inputs_of(batch), output_hidden_states=not last
         )
         if pooling == "pooled":
             return output.pooled[:, 0].astype(jnp.float32)
@@ -207,85 +195,6 @@ def score(
     for text, group in zip(texts, by_text(results, len(texts)), strict=True):
         likelihoods = [float(values[0]) for _, values in group]
         yield {"text": text, "log_likelihood": sum(likelihoods), "tokens": len(likelihoods)}
-
-
-def classify(
-    bert: Bert,
-    texts: Sequence[str],
-    pairs: Sequence[str] | None = None,
-    *,
-    limits: Limits | None = None,
-    warn: Callable[[str], None] = warnings.warn,
-    progress: Progress = no_progress,
-) -> Iterator[dict[str, Any]]:
-    """The class of each text or pair.
-
-    Texts are read as the run that made the checkpoint read them (data.seq_length, data.long_text);
-    with `limits`, or where no run says so, a long first text is read in windows and its
-    probabilities are their mean. What is cut is counted and warned of.
-
-    Yields {'text', 'label', 'probabilities': {label: probability}}, with 'pair' for pairs; of
-    several labels at once 'labels', those of at least 1/2; of a regression {'text', 'value'}.
-
-    Raises:
-        UserError: no classifier or an empty text.
-    """
-    bert.require_head("classifier")
-    check_texts(texts)
-    if pairs is not None:
-        check_texts(pairs, "second text")
-    rows = _text_rows(bert, texts, pairs, limits, warn)
-    results = run(bert, bert.params, rows, _logits(bert.model), progress, len(rows))
-    kind = bert.published.problem_type
-    for number, group in enumerate(by_text(results, len(texts))):
-        answer: dict[str, Any] = {"text": texts[number]}
-        if pairs is not None:
-            answer["pair"] = pairs[number]
-        logits = np.stack([output for _, output in group])
-        if kind == REGRESSION:
-            yield {**answer, "value": float(logits.mean(dtype=np.float64))}
-            continue
-        means = label_probabilities(logits, kind).mean(axis=0)
-        probabilities = dict(zip(bert.published.labels, map(float, means), strict=True))
-        if kind == MULTI:
-            answer["labels"] = [label for label, p in probabilities.items() if p >= 0.5]
-        else:
-            answer["label"] = max(probabilities, key=probabilities.get)
-        yield {**answer, "probabilities": probabilities}
-
-
-def _text_rows(
-    bert: Bert,
-    texts: Sequence[str],
-    pairs: Sequence[str] | None,
-    limits: Limits | None,
-    warn: Callable[[str], None],
-) -> list[Row]:
-    """Rows of texts or pairs for a classifier, as in training; says how many were cut."""
-    tokenizer = bert.require_tokenizer()
-    trained = bert.published.settings.get("data", {})
-    size, rule, overlap = (trained.get(k) for k in ("seq_length", "long_text", "window_overlap"))
-    if limits is not None or bert.published.settings.get("task") != "classify":
-        limits = limits or Limits.of(bert)
-        size, rule, overlap = limits.max_length, "windows", limits.overlap
-    # As in training, special tokens typed in a text that is classified are text.
-    first = encode(bert, texts, warn, False)
-    second = [None] * len(first) if pairs is None else encode(bert, pairs, warn, False)
-    rows, cut = [], 0
-    for number, (a, b) in enumerate(zip(first, second, strict=True)):
-        parts, was_cut = text_rows(
-            a, b, size=size, rule=rule, overlap=overlap,
-            cls_id=tokenizer.cls_id, sep_id=tokenizer.sep_id,
-        )  # fmt: skip
-        rows += [Row(number, part.ids, part.second) for part in parts]
-        cut += was_cut
-    if cut:
-        warn(
-            f"{cut} of {len(texts)} texts are longer than {size} tokens and were cut (rule "
-            f"{rule}{'' if rule == 'windows' else ', as in training'}); a larger max_length reads "
-            "more of them"
-        )
-    return rows
 
 
 def embed(
