@@ -80,7 +80,7 @@ def main() -> None:
         run = start.prepare(command, workdir)
         batches = run.task.train_batches(0, Rows())
         ratio(f"{command.name}, this machine", trainer(run), batches, arguments)
-        paced = [f"--config={arguments.config}", *shared]
+        paced = ["--config=configs/tiny.py", *shared]
         paced += ["--config.data.batch_size=64", "--config.data.seq_length=128"]
         run = start.prepare(configs.load(paced, FLAGS), workdir + "/paced")
         batches = run.task.train_batches(0, Rows())
