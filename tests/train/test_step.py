@@ -23,7 +23,8 @@ from bertjax.train.step import (
     make_train_step,
 )
 
-MESHES = [(8, 1, 1), (1, 8, 1), (2, 2, 2), (2, 1, 4), (1, 1, 4)]
+LONG = pytest.mark.long  # each mesh is a compilation
+MESHES = [(8, 1, 1), (1, 8, 1), (2, 2, 2), pytest.param((2, 1, 4), marks=LONG), (1, 1, 4)]
 
 
 def ten_losses(sizes):
@@ -72,7 +73,10 @@ def gradient(run, batch):
     return jax.device_get(metrics), jax.tree.map(lambda m: np.asarray(m) / 0.1, mu)
 
 
-@pytest.mark.parametrize(("sizes", "accumulate"), [((1, 1, 1), 4), ((8, 1, 1), 1), ((4, 1, 1), 4)])
+@pytest.mark.parametrize(
+    ("sizes", "accumulate"),
+    [((1, 1, 1), 4), ((8, 1, 1), 1), pytest.param((4, 1, 1), 4, marks=LONG)],
+)
 def test_microbatches_and_devices_give_the_gradient_of_the_whole_batch(sizes, accumulate):
     # Row r has r mod 4 scored places and is in microbatch r mod 4, so the first microbatch has
     # none and the others differ.
@@ -261,6 +265,7 @@ def test_dropout_does_not_depend_on_devices(accumulate):
     assert different_rows(eight) == 32
 
 
+@LONG
 def test_dropout_of_the_model_on_eight_devices_is_that_of_one():
     task = MaskedTask(bert_config(hidden_dropout=0.3, attention_dropout=0.2))
     one, eight = (
