@@ -29,18 +29,17 @@ from collections.abc import Callable
 os.environ["TOKENIZERS_PARALLELISM"] = "false"  # one thread
 
 
-def rate(work: Callable[[], object], megabytes: float, repeats: int) -> tuple[float, float]:
-    """Median megabytes a second: of this process's CPU time, and of the clock."""
-    cpu, clock = [], []
-    for _ in range(repeats):
-        start = time.process_time(), time.perf_counter()
-        work()
-        cpu.append(time.process_time() - start[0])
-        clock.append(time.perf_counter() - start[1])
-    return megabytes / statistics.median(cpu), megabytes / statistics.median(clock)
+def rate(work: Callable[[], object], megabytes: float) -> tuple[float, float]:
+    """Megabytes a second: of this process's CPU time, and of the clock."""
+    start = time.process_time(), time.perf_counter()
+    work()
+    return (
+        megabytes / (time.process_time() - start[0]),
+        megabytes / (time.perf_counter() - start[1]),
+    )
 
 
-def library_rates(source: str, vocab: str, repeats: int, limit: int) -> dict[str, float]:
+def library_rates(source: str, vocab: str, limit: int) -> dict[str, float]:
     """The library's own calls on the first `limit` characters of the source."""
     import sentencex
 
@@ -64,13 +63,11 @@ def library_rates(source: str, vocab: str, repeats: int, limit: int) -> dict[str
         for call in (engine.encode_batch, engine.encode_batch_fast):
             key = f"{call.__name__} on {name}"
             work = functools.partial(call, texts, add_special_tokens=False)
-            rates[key] = rate(work, taken / 1e6, repeats)[0]
+            rates[key] = rate(work, taken / 1e6)[0]
     return rates
 
 
-def prepare_rate(
-    source: str, vocab: str, processes: int, repeats: int, megabytes: float
-) -> tuple[float, float]:
+def prepare_rate(source: str, vocab: str, processes: int, megabytes: float) -> tuple[float, float]:
     """The whole preparation; the CPU time is that of this process without its workers."""
     from bertjax.data import builder
 
@@ -78,7 +75,7 @@ def prepare_rate(
         with tempfile.TemporaryDirectory() as folder:
             builder.prepare(source, vocab, f"{folder}/out", processes=processes)
 
-    return rate(work, megabytes, repeats)
+    return rate(work, megabytes)
 
 
 def peak_memory(source: str, vocab: str, processes: int) -> float:
@@ -136,12 +133,22 @@ def main() -> None:
     size = open_source(args.source).size
     assert size, "the source needs files, so that its size is known"
     megabytes = size / 1e6
-    figures = library_rates(args.source, args.vocab, args.repeats, limit=10_000_000)
-    fastest = max(figures.values())
-    core, one = prepare_rate(args.source, args.vocab, 1, args.repeats, megabytes)
-    _, two = prepare_rate(args.source, args.vocab, 2, args.repeats, megabytes)
-    figures |= {"prepare": core, "prepare, by the clock": one, "prepare, 2 processes": two}
-    ratios = {"prepare to the fastest call": core / fastest, "2 processes to 1": two / one}
+    runs: list[dict[str, float]] = []
+    ratios: dict[str, float] = {}
+    for _ in range(args.repeats):  # in turns, so that a busy machine slows all of them
+        run = library_rates(args.source, args.vocab, limit=10_000_000)
+        fastest = max(run.values())
+        run["prepare"], one = prepare_rate(args.source, args.vocab, 1, megabytes)
+        _, two = prepare_rate(args.source, args.vocab, 2, megabytes)
+        run |= {"prepare, by the clock": one, "prepare, 2 processes": two}
+        run |= {
+            "prepare to the fastest call": run["prepare"] / fastest,
+            "2 processes to 1": two / one,
+        }
+        runs.append(run)
+    figures = {name: statistics.median(run[name] for run in runs) for name in runs[0]}
+    for name in ("prepare to the fastest call", "2 processes to 1"):
+        ratios[name] = figures.pop(name)
     peaks = {}
     if args.memory:
         with tempfile.TemporaryDirectory() as folder:

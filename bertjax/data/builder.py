@@ -121,6 +121,11 @@ def prepare(
         held_out = HeldOut(held_out)
     if processes < 0:
         raise UserError(f"processes={processes} must be 0 (all cores) or more")
+    if beam_pipeline_options and "://" in os.fspath(out):
+        raise UserError(
+            f"on Beam, out={out} must be a folder that every worker sees (a shared file system or "
+            "a mounted bucket): ArrayRecord writes no remote paths"
+        )
     segmenting.check(segmenter)
     _check_language(language)
     opened = open_source(source, Reading(layout, invalid_utf8))
