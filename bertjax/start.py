@@ -20,7 +20,7 @@ from bertjax import interop
 from bertjax.data.tokenizer import Tokenizer
 from bertjax.errors import UserError
 from bertjax.model.heads import BertForPreTraining
-from bertjax.parallel import distributed
+from bertjax.parallel import distributed, rules
 from bertjax.parallel import mesh as meshes
 from bertjax.tasks import TASKS, make_task, prepare_data
 from bertjax.tasks.task import Task
@@ -99,6 +99,7 @@ def _evaluation(command: configs.CommandLine, workdir: str) -> Run:
 def _mesh(config: config_dict.ConfigDict) -> jax.sharding.Mesh:
     """The devices as config.mesh says, checked against the batch, before anything is read."""
     mesh = meshes.make_mesh(config.mesh.data, config.mesh.fsdp, config.mesh.tensor)
+    rules.check_heads(config.model.num_heads, mesh)
     meshes.check_batch(config.data.batch_size, mesh, jax.process_count(), config.train.accumulate)
     return mesh
 

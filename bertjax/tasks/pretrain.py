@@ -91,7 +91,11 @@ def from_config(
             f"has {tokenizer.vocab_size} tokens: set it to that, or to 0 to follow the vocabulary"
         )
     config.model.vocab_size = tokenizer.vocab_size
-    return Pretrain(config, str(corpus), tokenizer)
+    task = Pretrain(config, str(corpus), tokenizer)
+    if jax.process_index() == 0:
+        for note in task.notes():
+            stderr(f"{corpus}: {note}")
+    return task
 
 
 def without_data(config: config_dict.ConfigDict) -> Pretrain:
@@ -163,16 +167,23 @@ class Pretrain(Task):
         self._corpora: dict[str, PreparedCorpus]
         self._corpora = {s: PreparedCorpus(corpus, s) for s in builder.split_names(corpus)}
         self.eval_splits = tuple(split for split in self._corpora if split != "train")
+        if self.eval_splits:
+            first = "validation" if "validation" in self.eval_splits else self.eval_splits[0]
+            self.best_metric = (f"{first}/loss", False)
         self._loaders = {split: self._loader(split) for split in self._corpora}
         self._sequences_per_row = self._loaders["train"].sequences_per_row
-        examples = self._loaders["train"].examples_per_epoch
-        self.train_steps = steps.steps or int(steps.epochs * examples / data.batch_size)
+        rows = self._loaders["train"].rows_per_epoch
+        self.train_steps = steps.steps or int(steps.epochs * rows / data.batch_size)
         if self.train_steps < 1:
             raise UserError(
                 f"config.train.steps={steps.steps} and config.train.epochs={steps.epochs} make no "
                 "step: set one of them"
             )
         self._unigram = _unigram(self._corpora["train"], self.tokenizer)
+
+    def notes(self) -> list[str]:
+        """What of the training text is cut or left out, one sentence each."""
+        return self._loaders["train"].notes()
 
     def _loader(self, split: str) -> PretrainLoader:
         data, train = self.config.data, split == "train"
@@ -186,7 +197,7 @@ class Pretrain(Task):
             batch_size=data.batch_size if train else data.eval_batch_size,
             seed=self.config.seed if train else EVAL_SEED,
             nsp=data.nsp,
-            packing=data.packing,
+            packing=data.packing and train,
             continuation=self.tokenizer.continuation if data.whole_word else None,
             workers=data.workers if train else 0,
         )
@@ -303,6 +314,8 @@ class Pretrain(Task):
 
     def _filled_masks(self, params: Any) -> list[str]:
         """A few held-out rows with their masks, what the model puts there and what stood there."""
+        if not self.eval_splits:
+            return ["no held-out split: nothing was evaluated"]
         batch = next(iter(self.eval_batches(self.eval_splits[0], Rows())))
         batch = {name: value[:EXAMPLES_SHOWN] for name, value in batch.items()}
 
