@@ -235,10 +235,11 @@ def _write_index(
             document, digest = record["document"], hashlib.blake2b(digest_size=8)
         ids, lengths = record["ids"], record["lengths"].astype(np.uint16)
         digest.update(ids.tobytes())
-        index.add([len(lengths)], lengths)
+        tokens = np.unique(ids, return_counts=True)
+        index.add([len(lengths)], lengths, tokens)
         sentences = np.split(ids, np.cumsum(record["lengths"])[:-1])
         lines = [digest_bytes(sentence.tobytes()) for sentence in sentences]
-        piece = EncodedPiece(split, False, 0, [], [], lengths)
+        piece = EncodedPiece(split, False, 0, [], [], lengths, tokens)
         statistics.add(
             EncodedChunk(
                 [piece],

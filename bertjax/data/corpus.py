@@ -376,17 +376,19 @@ def _unwrapped(lines: Iterator[str], markdown: bool) -> Iterator[str]:
     alone = False  # nothing may be joined to the line before this one
     for line in itertools.chain(head, lines):
         text = line.strip()
-        if parts and (not text or alone or size > MAX_PARAGRAPH // 2 or _BLOCK_START.match(text)):
+        block = text[:1] in _BLOCK_FIRST and _BLOCK_START.match(text) is not None
+        if parts and (not text or alone or block or size > MAX_PARAGRAPH // 2):
             yield " ".join(parts)
             parts, size, alone = [], 0, False
         if text:
-            alone = alone or _BLOCK_START.match(text) is not None
+            alone = block
             parts.append(text)
             size += len(text)
     if parts:
         yield " ".join(parts)
 
 
+_BLOCK_FIRST = frozenset("#-*+|`=0123456789")
 _BLOCK_START = re.compile(r"#{1,6} |[-*+] |\d+[.)] |\||```|-{3,}|={3,}")
 
 

@@ -48,6 +48,7 @@ class EncodedPiece:
         records: serialised tf.train.Example, whole sentences of at most `MAX_RECORD` tokens.
         sentences: how many sentences each record holds.
         lengths: uint16; the tokens of each sentence, in record order.
+        tokens: the different ids and how often each occurs.
     """
 
     split: str
@@ -56,6 +57,7 @@ class EncodedPiece:
     records: list[bytes]
     sentences: list[int]
     lengths: np.ndarray
+    tokens: tuple[np.ndarray, np.ndarray]
 
 
 @dataclasses.dataclass
@@ -161,7 +163,8 @@ class Encoder:
             sizes.append(last - first)
             start, first = end, last
         lengths = lengths.astype(np.uint16)
-        return EncodedPiece(piece.split, piece.last, piece.digest, records, sizes, lengths)
+        tokens = np.unique(ids, return_counts=True)
+        return EncodedPiece(piece.split, piece.last, piece.digest, records, sizes, lengths, tokens)
 
     def _cut(self, ids: np.ndarray, lengths: np.ndarray) -> np.ndarray:
         """Lengths after long sentences are cut, before a piece that begins a word if possible."""

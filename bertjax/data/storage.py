@@ -59,7 +59,8 @@ class Column:
 
 
 class IndexWriter:
-    """Writes the index of one split: sentence lengths, and the place and document of records.
+    """Writes the index of one split: sentence lengths, the place and document of records, and how
+    often each token occurs.
 
     Attributes:
         documents, sentences, tokens, records: written so far.
@@ -74,9 +75,17 @@ class IndexWriter:
         self._offsets = Column(index / f"{name}.offsets.npy", np.int64)
         self._documents = Column(index / f"{name}.documents.npy", np.int64)
         self._offsets.append([0])
+        self._counts, self._counts_path = np.zeros(0, np.int64), index / f"{name}.counts.npy"
 
-    def add(self, sentences: Sequence[int], lengths: np.ndarray) -> None:
-        """Records of the current document: their numbers of sentences, and these's lengths."""
+    def add(
+        self, sentences: Sequence[int], lengths: np.ndarray, tokens: tuple[np.ndarray, np.ndarray]
+    ) -> None:
+        """Records of the current document: their numbers of sentences, the lengths of these, and
+        the different ids with their numbers."""
+        ids, counts = tokens
+        if len(ids):
+            self._counts.resize(max(len(self._counts), int(ids.max()) + 1), refcheck=False)
+            self._counts[ids] += counts
         ends = self.sentences + np.cumsum(sentences, dtype=np.int64)
         self._offsets.append(ends)
         self._documents.append(np.full(len(sentences), self.documents))
@@ -102,6 +111,9 @@ class IndexWriter:
             column.close()
             if not self.documents:
                 column.path.unlink()
+        if self.documents:
+            with self._counts_path.open("wb") as file:
+                np.save(file, self._counts)
 
 
 class SplitWriter:
@@ -140,7 +152,7 @@ class SplitWriter:
         """Store a piece; returns the document's number of sentences if it ends a document."""
         for record in piece.records:
             self._write(record)
-        self.index.add(piece.sentences, piece.lengths)
+        self.index.add(piece.sentences, piece.lengths, piece.tokens)
         return self.index.end_document() if piece.last else None
 
     def _write(self, record: bytes) -> None:

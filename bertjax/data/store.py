@@ -77,6 +77,11 @@ class PreparedCorpus:
             documents = np.array(self._index("documents")[start:stop])
             yield lengths, offsets - offsets[0], documents
 
+    def token_counts(self, vocab_size: int) -> np.ndarray:
+        """How often each token of the vocabulary occurs in this split: int64 [vocab_size]."""
+        counts = np.array(self._index("counts"))
+        return np.pad(counts, (0, max(0, vocab_size - len(counts))))[:vocab_size]
+
     def read(self, records: Iterable[int]) -> list[Mapping[str, np.ndarray]]:
         """The records with these numbers: 'ids' int32 [n], with a segmenter 'continues' too."""
         if self._source is None:

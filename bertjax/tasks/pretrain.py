@@ -179,7 +179,7 @@ class Pretrain(Task):
                 f"config.train.steps={steps.steps} and config.train.epochs={steps.epochs} make no "
                 "step: set one of them"
             )
-        self._unigram = _unigram(self._corpora["train"], self.tokenizer)
+        self._unigram = _unigram(self._corpora["train"].token_counts(self.tokenizer.vocab_size))
 
     def notes(self) -> list[str]:
         """What of the training text is cut or left out, one sentence each."""
@@ -341,12 +341,10 @@ class Pretrain(Task):
         return lines
 
 
-def _unigram(corpus: PreparedCorpus, tokenizer: Tokenizer) -> np.ndarray:
-    """Log-probability of each token in the training split, with add-one smoothing: [V] float32."""
-    counts = np.ones(tokenizer.vocab_size)
-    for record in corpus.read(range(len(corpus))):
-        counts += np.bincount(record["ids"], minlength=len(counts))
-    return np.log(counts / counts.sum()).astype(np.float32)
+def _unigram(counts: np.ndarray) -> np.ndarray:
+    """Log-probability of each token from its count, with add-one smoothing: [V] float32."""
+    smoothed = counts + 1.0
+    return np.log(smoothed / smoothed.sum()).astype(np.float32)
 
 
 def _summary(split: str, figures: Mapping[str, float]) -> str:
