@@ -138,6 +138,16 @@ def test_bad_questions(models, arguments, message) -> None:
         predict.main([argument.format(m=models) for argument in arguments])
 
 
+def test_a_long_run_says_how_far_it_is(monkeypatch, capsys) -> None:
+    clock = iter([0.0, 5.0, 11.0, 12.0, 22.0, 30.0])
+    monkeypatch.setattr("time.monotonic", lambda: next(clock))
+    progress = predict.Progress()
+    for done in (64, 128, 192, 256, 320):
+        progress(done, 320)
+    lines = capsys.readouterr().err.splitlines()
+    assert lines == ["128 of 320 rows, 11 s", "256 of 320 rows, 22 s"]
+
+
 def test_texts_that_are_no_text(tmp_path) -> None:
     (tmp_path / "latin").write_bytes(b"caf\xe9\n")
     with pytest.raises(UserError, match="is not UTF-8 at byte 3"):
