@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import errno
-import functools
 import json
 import os
 import re
@@ -140,18 +139,15 @@ def prepare(
         tokenizer = make_tokenizer()
         tokenizer.save(folder)
         encoder = Encoder(tokenizer, language, segmenter)
-        choose = Chooser(held_out.fraction, seed)
+        choose = Chooser(held_out.fraction, seed).settled(opened)
         if beam_pipeline_options:
             statistics, figures = _on_beam(
                 folder, opened, named, encoder, choose, beam_pipeline_options
             )
         else:
-            build = functools.partial(
-                pipeline.build, folder, opened, named, encoder, processes, progress
+            statistics, figures = pipeline.build(
+                folder, opened, named, encoder, processes, progress, choose
             )
-            statistics, figures = build(choose)
-            if (again := choose.corrected(figures)) is not None:
-                statistics, figures = build(again)
         notes = [note for part in (opened, *named.values()) for note in part.reading.notes]
         _finish(folder, source, encoder, statistics, figures, notes, seq_length)
     return out

@@ -56,6 +56,6 @@ def test_errors_of_workers_are_sentences(tmp_path, vocab):  # noqa: F811
         prepare(str(bad), vocab, tmp_path / "out", beam_pipeline_options=OPTIONS)
     with pytest.raises(UserError, match="a folder that every worker sees"):
         prepare(str(bad), vocab, "gs://bucket/out", beam_pipeline_options=OPTIONS)
-    one = write(tmp_path / "a.txt", text(1))
+    one = write(tmp_path / "a.txt", text(1))  # nothing can be held out
     with pytest.raises(UserError, match="a split stayed empty"):
         prepare(one, vocab, tmp_path / "out2", beam_pipeline_options=OPTIONS)
