@@ -71,7 +71,8 @@ FIELDS: tuple[Field, ...] = (
     Field("data.seq_length", 128, "S, tokens a row"),
     Field("data.batch_size", 256, "rows a training step over all devices (global)"),
     Field("data.eval_batch_size", 0, "rows an evaluation step; 0 = data.batch_size"),
-    Field("data.eval_examples", 0, "held-out examples to evaluate; 0 = all"),
+    Field("data.eval_examples", 0, "held-out examples to evaluate, where there are fewer cut "
+          "anew from the same text; 0 = each once"),
     Field("data.mask_rate", 0.15, "share of tokens to predict in training; evaluation uses 0.15"),
     Field("data.max_predictions", 0, "most predictions a row; 0 = no limit beyond the rate"),
     Field("data.replace_mask", 0.8, "share of the chosen tokens shown as [MASK]"),

@@ -23,6 +23,7 @@ def get_config(argument: str = "") -> config_dict.ConfigDict:
             "data.vocab": "train:8000",
             "data.seq_length": 128,
             "data.batch_size": 64,
+            "data.eval_examples": 1024,
             "optimizer.learning_rate": 1e-3,
             "optimizer.warmup_steps": 200,
             "train.steps": 1600,

@@ -87,12 +87,13 @@ class PretrainLoader:
         return self._iterate(steps)
 
     def eval_batches(self, rows: slice, limit: int | None = None) -> Iterator[Batch]:
-        """The examples of epoch 0 in corpus order, or the first `limit` of them, once each.
+        """The examples of epoch 0 in corpus order, each once; or as many as `limit`: the first of
+        them, or, beyond an epoch, those of the next epochs too, which are cut anew from the text.
 
         One sequence a row, packed or not in training. The last batch is filled up with copies
         of the last example that have weight 0.
         """
-        count = min(limit or self.examples_per_epoch, self.examples_per_epoch)
+        count = limit or self.examples_per_epoch
         return self._iterate(_EvalSteps(self.examples, self._writer, self.batch_size, count, rows))
 
     def notes(self) -> list[str]:
@@ -248,9 +249,10 @@ class _EvalSteps:
 
     def __getitem__(self, item: int) -> Batch:
         places = int(item) * self.batch_size + np.arange(self.rows.start, self.rows.stop)
-        indices = np.minimum(places, self.count - 1)
-        rows = [[self.examples.plan(0, int(index))] for index in indices]
-        example = np.stack([np.zeros_like(indices), indices], 1)
+        epochs, indices = np.divmod(np.minimum(places, self.count - 1), self.examples.per_epoch)
+        pairs = zip(epochs.tolist(), indices.tolist(), strict=True)
+        rows = [[self.examples.plan(epoch, index)] for epoch, index in pairs]
+        example = np.stack([epochs, indices], 1)
         batch = self.writer.batch(rows, example, 1)
         return batch | {"weight": (places < self.count).astype(np.float32)}
 

@@ -103,6 +103,16 @@ def test_evaluation_counts_every_example_once_whatever_the_batch(corpus):
             assert value == pytest.approx(results[0][name], rel=1e-5), name
 
 
+def test_more_evaluation_examples_than_the_text_gives_are_cut_anew(corpus):
+    few = task_of(corpus)._loaders["validation"].examples_per_epoch
+    task = task_of(corpus, **{"data.eval_examples": 3 * few + 1})
+    batches = list(task.eval_batches("validation", Rows()))
+    kept = np.concatenate([b["example"][b["weight"] > 0] for b in batches])
+    assert len({tuple(row) for row in kept}) == len(kept) == 3 * few + 1
+    rows = np.concatenate([b["input_ids"][b["weight"] > 0] for b in batches])
+    assert len({row.tobytes() for row in rows}) > 2 * few
+
+
 def test_evaluation_masks_are_fixed_whatever_training_does(corpus):
     first = task_of(corpus)
     other = task_of(corpus, **{"seed": 5, "data.mask_rate": 0.4, "data.replace_mask": 0.5})
