@@ -1,0 +1,384 @@
+"""Classification: rows, labels by name, losses, figures and files; and every bad input."""
+
+import json
+import logging
+
+import jax
+import numpy as np
+import pytest
+from helpers_finetune import (
+    batches_of_an_epoch,
+    evaluate,
+    make,
+    mean_losses,
+    params_of,
+    write,
+    write_rows,
+)
+
+from bertjax.errors import UserError
+from bertjax.tasks import glue, labels, results
+from bertjax.tasks.texts import cut, pair_sizes, text_rows
+
+COLUMNS = {"data__text_column": "0", "data__label_column": "1", "train__steps": 4}
+FILMS = [("the film was good", "pos"), ("a dull film", "neg"), ("not bad", "pos"), ("bad", "neg")]
+
+
+def films(count: int = 10) -> str:
+    return "".join(f"{text}\t{label}\n" for text, label in (FILMS * count)[:count])
+
+
+def message(*arguments, **options) -> str:
+    with pytest.raises(UserError) as error:
+        make(*arguments, **options)
+    text = str(error.value)
+    assert "\n" not in text
+    return text
+
+
+def task_of(tmp_path, train=None, validation=None, known=None, **values):
+    values = COLUMNS | values
+    train = write(tmp_path, "train.tsv", films() if train is None else train)
+    if validation is not None:
+        values["data__validation"] = write(tmp_path, "dev.tsv", validation)
+    return make("classify", tmp_path, known, data__train=train, data__header="no", **values)
+
+
+# Long texts
+
+
+def test_long_text_rules():
+    ids = list(range(10, 30))
+    assert cut(ids, 8, "head") == ids[:8]
+    assert cut(ids, 8, "tail") == ids[-8:]
+    assert cut(ids, 8, "head_tail") == ids[:2] + ids[-6:]
+    assert cut(ids, 20, "tail") == ids
+
+
+@pytest.mark.parametrize(
+    ("sizes", "room", "kept"),
+    [((3, 4), 9, (3, 4)), ((10, 2), 9, (7, 2)), ((2, 10), 9, (2, 7)), ((10, 10), 9, (4, 5))],
+)
+def test_the_longer_text_of_a_pair_gives(sizes, room, kept):
+    assert pair_sizes(*sizes, room) == kept
+
+
+def test_pairs_are_cut_as_the_tokenizers_library_cuts_them():
+    library = pytest.importorskip("tokenizers")
+    engine = library.Tokenizer(library.models.WordLevel({str(i): i for i in range(99)}, "0"))
+    engine.pre_tokenizer = library.pre_tokenizers.WhitespaceSplit()
+    for first in range(1, 14, 3):
+        for second in range(1, 14, 3):
+            engine.enable_truncation(9, strategy="longest_first")
+            pair = engine.encode(" ".join(["1"] * first), " ".join(["2"] * second))
+            assert pair_sizes(first, second, 9) == (pair.ids.count(1), pair.ids.count(2))
+
+
+def test_windows_of_a_pair_hold_all_of_the_first_text_and_the_second_each_time():
+    rows, was_cut = text_rows(
+        range(100, 150), [7, 8], size=20, rule="windows", overlap=4, cls_id=1, sep_id=2
+    )
+    assert not was_cut and all(len(row.ids) <= 20 for row in rows)
+    assert {i for row in rows for i in row.ids} >= set(range(100, 150))
+    for row in rows:
+        assert row.ids[row.second :] == [7, 8, 2] and row.ids[row.second - 1] == 2
+
+
+# Rows and batches
+
+
+def test_every_example_counts_once_an_epoch(tmp_path):
+    for batch_size in (1, 3, 4, 16):
+        task = task_of(tmp_path, films(10), data__batch_size=batch_size)
+        found = batches_of_an_epoch(task) + batches_of_an_epoch(task, 1)
+        seen = [
+            tuple(e) for b in found for e, w in zip(b["example"], b["weight"], strict=True) if w
+        ]
+        assert sorted(seen) == [(epoch, i) for epoch in (0, 1) for i in range(10)]
+        assert all(len(b["weight"]) == batch_size for b in found)
+
+
+def test_rows_that_fill_up_change_no_loss_and_no_gradient(tmp_path):
+    task = task_of(tmp_path, films(3), data__batch_size=8)
+    params = params_of(task)
+    (batch,) = batches_of_an_epoch(task)
+    real = {name: value[batch["weight"] > 0] for name, value in batch.items()}
+
+    gradient = jax.jit(jax.value_and_grad(lambda p, b: mean_losses(task)(p, b)["loss"]))
+    (a, ga), (b, gb) = gradient(params, batch), gradient(params, real)
+    assert float(a) == pytest.approx(float(b), rel=1e-6)
+    for x, y in zip(jax.tree.leaves(ga), jax.tree.leaves(gb), strict=True):
+        np.testing.assert_allclose(x, y, atol=1e-6)
+
+
+@pytest.mark.parametrize("batch_size", [1, 3, 4, 16])
+def test_evaluation_counts_ten_of_ten(tmp_path, batch_size):
+    task = task_of(tmp_path, films(), films(), data__eval_batch_size=batch_size)
+    params = params_of(task)
+    figures = evaluate(task, "validation", params)
+    rows = list(task.predictions("validation", task._outputs_of("validation", params)))
+    assert [row["index"] for row in rows] == list(range(10))
+    assert [row["label"] for row in rows] == [label for _, label in (FILMS * 3)[:10]]
+    right = sum(row["label"] == row["prediction"] for row in rows)
+    assert figures["examples"] == 10 and figures["accuracy"] == right / 10
+    sure = [-np.log(row["probabilities"][row["label"]]) for row in rows]
+    assert figures["loss"] == pytest.approx(np.mean(sure), rel=1e-5)
+
+
+@pytest.mark.parametrize("devices", [2, 8])
+def test_devices_change_no_figure(tmp_path, devices):
+    task = task_of(tmp_path, films(), films(), data__eval_batch_size=8)
+    one = evaluate(task, "validation", params_of(task))
+    many = evaluate(task, "validation", params_of(task), devices)
+    assert many == pytest.approx(one, rel=1e-5)
+
+
+def test_one_example_to_evaluate(tmp_path):
+    task = task_of(tmp_path, films(), "a dull film\tneg\n", data__eval_batch_size=8)
+    assert evaluate(task, "validation", params_of(task))["examples"] == 1
+
+
+def test_windows_of_a_text_count_as_one_example(tmp_path):
+    long = " ".join(["good"] * 70)
+    train = f"{long}\tpos\nbad\tneg\n"
+    task = task_of(tmp_path, train, train, data__long_text="windows")
+    rows = task._rows["validation"]
+    assert len(rows) > 2 and rows.weight.sum() == pytest.approx(2)
+    params = params_of(task)
+    figures = evaluate(task, "validation", params)
+    found = list(task.predictions("validation", task._outputs_of("validation", params)))
+    assert figures["examples"] == 2 and len(found) == 2
+    assert sum(found[0]["probabilities"].values()) == pytest.approx(1)
+
+
+def test_limit_draws_by_the_seed(tmp_path):
+    rows = "".join(f"{'good' if i % 2 else 'bad'} {i}\t{i % 2}\n" for i in range(50))
+    texts = [
+        task_of(tmp_path, rows, data__limit=20, seed=s)._splits["train"].texts for s in (0, 0, 1)
+    ]
+    assert len(texts[0]) == 20 and texts[0] == texts[1] != texts[2]
+
+
+# Labels
+
+
+def test_labels_are_matched_by_name_and_not_by_number(tmp_path):
+    google = ("contradiction", "entailment", "neutral")
+    other = ("entailment", "neutral", "contradiction")
+    rows = [("red", "entailment"), ("green", "neutral"), ("blue", "contradiction")] * 3
+    content = "".join(f"{text}\t{label}\n" for text, label in rows)
+    own = task_of(tmp_path, content, content, known=google)
+    assert own.labels == google and not own.fresh_head
+    assert own._targets["train"].tolist()[:3] == [1, 2, 0]
+    elsewhere = task_of(tmp_path, content, content, known=other)
+    assert elsewhere._targets["train"].tolist()[:3] == [0, 1, 2]
+    # A head that fits one order, its columns put into the other order, has the same figures.
+    params = params_of(own)
+    moved = jax.tree.map(lambda x: x, params)
+    order = [google.index(name) for name in other]
+    dense = params["classifier"]["dense"]
+    moved["classifier"] = {"dense": {k: v[..., np.array(order)] for k, v in dense.items()}}
+    a, b = evaluate(own, "validation", params), evaluate(elsewhere, "validation", moved)
+    assert a == pytest.approx(b)
+
+
+def test_a_checkpoint_with_other_labels_is_refused_or_gets_a_new_head():
+    with pytest.raises(UserError, match=r"'good'.*it knows neg, pos.*new_head"):
+        labels.settle(["good", "neg"], ("neg", "pos"), False, "model")
+    assert labels.settle(["good", "neg"], ("neg", "pos"), True, "model") == (("good", "neg"), True)
+    assert labels.settle(["pos"], ("neg", "pos"), False, "model") == (("neg", "pos"), False)
+
+
+def test_label_order():
+    assert labels.ordered(["b", "10", "9", "a", "-1"]) == ("-1", "9", "10", "a", "b")
+
+
+def test_class_weights():
+    counts = {"a": 30, "b": 10}
+    assert labels.class_weights("balanced", ["a", "b"], counts) == pytest.approx([2 / 3, 2])
+    assert labels.class_weights("b=3", ["a", "b"], counts).tolist() == [1, 3]
+    for bad in ("c=1", "a", "a=x", "a=-1"):
+        with pytest.raises(UserError, match="class_weights"):
+            labels.class_weights(bad, ["a", "b"], counts)
+
+
+def test_weighted_loss_is_the_weighted_mean(tmp_path):
+    task = task_of(tmp_path, films(3), train__class_weights="pos=3")
+    params = params_of(task)
+    (batch,) = batches_of_an_epoch(task)
+    found = jax.jit(mean_losses(task))(params, batch)["loss"]
+    real = batch["weight"] > 0
+    logits = np.asarray(jax.jit(task.apply)(params, batch), np.float64)[real]
+    target = batch["target"][real]
+    losses = np.log(np.exp(logits).sum(1)) - logits[np.arange(len(target)), target]
+    weights = np.array([1.0, 3.0])[target]
+    assert float(found) == pytest.approx((weights * losses).sum() / weights.sum(), rel=1e-5)
+
+
+# Scores and several labels
+
+
+def test_scores_stay_what_they_are(tmp_path):
+    rows = "red\t3.8\ngreen\t0\nblue\t5.0\n"
+    task = task_of(tmp_path, rows, rows, data__problem_type="regression")
+    assert task._targets["train"].tolist() == pytest.approx([3.8, 0, 5])
+    assert task.model.num_classes == 1 and task.best_metric == ("validation/spearman", True)
+    assert "labels" not in task.artifacts()
+    params = params_of(task)
+    figures = evaluate(task, "validation", params)
+    found = [
+        row["prediction"] for row in task.predictions("validation", task._outputs["validation"])
+    ]
+    assert figures["squared_error"] == pytest.approx(np.mean((np.array(found) - [3.8, 0, 5]) ** 2))
+    assert figures["loss"] == pytest.approx(figures["squared_error"], rel=1e-5)
+
+
+def test_regression_figures():
+    figures = results.regression_figures(np.array([0, 1, 2, 5.0]), np.array([0.5, 1, 2.5, 4]))
+    assert figures["pearson"] == pytest.approx(0.975900, abs=1e-6)
+    assert figures["spearman"] == pytest.approx(1.0)
+
+
+def test_glue_figures(caplog):
+    figures = results.single_label_figures(
+        np.array([1, 1, 1, 0, 0, 1]), np.array([1, 0, 1, 0, 1, 1]), 2
+    )
+    assert figures["matthews"] == pytest.approx(0.25)
+    figures = results.single_label_figures(np.array([1, 1, 0, 1]), np.array([1, 0, 0, 1]), 2)
+    assert figures["f1"] == pytest.approx(0.8) and figures["accuracy"] == 0.75
+    with caplog.at_level(logging.WARNING):
+        figures = results.single_label_figures(np.array([1, 0, 1]), np.array([1, 1, 1]), 2)
+    assert figures["matthews"] == 0.0 and figures["predicted_classes"] == 1
+    assert "all 3 predictions" in caplog.text
+
+
+def test_several_labels_at_once(tmp_path):
+    rows = [
+        {"text": "red", "label": ["a", "b"]},
+        {"text": "green", "label": []},
+        {"text": "blue", "label": ["c"]},
+    ]
+    path = write_rows(tmp_path, "a.jsonl", rows)
+    task = make("classify", tmp_path, data__train=path, data__validation=path, train__steps=2,
+                data__problem_type="multi_label")  # fmt: skip
+    assert task.labels == ("a", "b", "c")
+    assert task._targets["train"].tolist() == [[1, 1, 0], [0, 0, 0], [0, 0, 1]]
+    params = params_of(task)
+    figures = evaluate(task, "validation", params)
+    chance = 1 / (1 + np.exp(-task._outputs["validation"]["logits"].astype(np.float64)))
+    given = task._targets["validation"]
+    expected = -(given * np.log(chance) + (1 - given) * np.log(1 - chance)).mean()
+    assert figures["loss"] == pytest.approx(expected, rel=1e-5)
+    found = list(task.predictions("validation", task._outputs["validation"]))
+    assert found[0]["label"] == ["a", "b"]
+    assert found[0]["prediction"] == [k for k, p in found[0]["probabilities"].items() if p > 0.5]
+
+
+# GLUE
+
+
+def test_glue_presets_name_columns_labels_and_metric(tmp_path):
+    content = "Quality\t#1 ID\t#2 ID\t#1 String\t#2 String\n1\t1\t2\tred\tred\n0\t3\t4\tred\tblue\n"
+    path = write(tmp_path, "mrpc.tsv", content)
+    test = write(
+        tmp_path, "test.tsv", "index\t#1 ID\t#2 ID\t#1 String\t#2 String\n0\t1\t2\tred\tgreen\n"
+    )
+    values = {key.replace(".", "__"): value for key, value in glue.presets()["mrpc"].items()}
+    values |= {"data__train": path, "data__validation": path, "data__test": test, "train__steps": 1}
+    task = make("classify", tmp_path, **values)
+    assert task.labels == ("not_equivalent", "equivalent")
+    assert task._targets["train"].tolist() == [1, 0]
+    assert task.best_metric == ("validation/f1", True)
+    assert len(task._splits["test"].texts) == 1 and task._splits["test"].targets is None
+    params = params_of(task)
+    results = {split: evaluate(task, split, params) for split in task.eval_splits}
+    assert results["test"] == {"examples": 1}
+    task.finish(str(tmp_path / "out"), params, results)
+    submission = (tmp_path / "out/predictions/MRPC.tsv").read_text().splitlines()
+    assert submission[0] == "index\tprediction" and submission[1] in ("0\t0", "0\t1")
+
+
+def test_submissions():
+    assert glue.submission(glue.TASKS["rte"], "test", ["entailment"])[1].endswith("0\tentailment\n")
+    assert glue.submission(glue.TASKS["stsb"], "test", [5.2])[1].endswith("0\t5.000\n")
+    assert glue.submission(glue.TASKS["mnli"], "test_mismatched", ["neutral"])[0] == "MNLI-mm.tsv"
+
+
+# Files
+
+
+def test_finish_writes_what_was_predicted(tmp_path):
+    task = task_of(tmp_path, films(), films(), data__test=write(tmp_path, "t.tsv", "good\nbad\n"),
+                   data__text_column="0")  # fmt: skip
+    params = params_of(task)
+    figures = {split: evaluate(task, split, params) for split in task.eval_splits}
+    text = task.finish(str(tmp_path / "out"), params, figures)
+    folder = tmp_path / "out/predictions"
+    rows = [json.loads(line) for line in (folder / "validation.jsonl").read_text().splitlines()]
+    assert [row["index"] for row in rows] == list(range(10))
+    wrong = [row["index"] for row in rows if row["label"] != row["prediction"]]
+    errors = (folder / "validation.errors.tsv").read_text().splitlines()[1:]
+    assert sorted(int(line.split("\t")[0]) for line in errors) == wrong
+    unlabelled = [json.loads(line) for line in (folder / "test.jsonl").read_text().splitlines()]
+    assert [row["label"] for row in unlabelled] == [None, None]
+    assert "precision" in text and "label \\ predicted" in text
+    readme = (tmp_path / "out/README.md").read_text()
+    assert "neg, pos" in readme and "train.tsv" in readme
+
+
+def test_figures_by_class_are_those_of_the_confusion_matrix():
+    gold, guess = np.array([0, 0, 1, 1, 1]), np.array([0, 1, 1, 1, 0])
+    table = results.per_class(gold, guess, ["neg", "pos"]).splitlines()
+    assert table[1].split() == ["neg", "0.5000", "0.5000", "0.5000", "2"]
+    matrix = results.confusion(gold, guess, ["neg", "pos"]).splitlines()
+    assert [line.split() for line in matrix[1:]] == [["neg", "1", "1"], ["pos", "1", "2"]]
+
+
+# Bad input
+
+
+def test_bad_input_is_one_sentence(tmp_path):
+    ok = write(tmp_path, "ok.tsv", films())
+    common = {"data__header": "no", **COLUMNS}
+    text = message(
+        "classify", tmp_path, data__train=ok, **(common | {"data__label_column": "label"})
+    )
+    assert "'label'" in text and "0, 1" in text
+    unseen = write(tmp_path, "unseen.tsv", films(3) + "a film\tfair\n")
+    text = message("classify", tmp_path, data__train=ok, data__validation=unseen, **common)
+    assert "'fair'" in text and "line 4" in text and "neg, pos" in text
+    one = write(tmp_path, "one.tsv", "good\tpos\nfine\tpos\n")
+    assert "'pos'" in message("classify", tmp_path, data__train=one, **common)
+    single = write(tmp_path, "single.tsv", "good\tpos\n")
+    assert "all 1 rows" in message("classify", tmp_path, data__train=single, **common)
+    short = write(tmp_path, "short.tsv", "good\tpos\nbad\n")
+    assert "line 2" in message("classify", tmp_path, data__train=short, **common)
+    assert "'pos' is no number" in message(
+        "classify", tmp_path, data__train=ok, data__problem_type="regression", **common
+    )
+    assert "data.train" in message("classify", tmp_path)
+    assert "train.metric=bleu" in message(
+        "classify", tmp_path, data__train=ok, train__metric="bleu", **common
+    )
+    nothing = common | {"train__steps": 0, "train__epochs": 0.0}
+    assert "make no step" in message("classify", tmp_path, data__train=ok, **nothing)
+    assert "window_overlap=30" in message(
+        "classify", tmp_path, data__train=ok, data__long_text="windows",
+        **(common | {"data__window_overlap": 30}),
+    )  # fmt: skip
+    assert "data.glue=mrcp" in message(
+        "classify", tmp_path, data__train=ok, data__glue="mrcp", **common
+    )
+
+
+def test_empty_texts_are_counted(tmp_path, capsys):
+    task_of(tmp_path, "good\tpos\n\tneg\n")
+    assert "1 empty texts (line 2)" in capsys.readouterr().err
+
+
+def test_what_was_decided_is_said(tmp_path, capsys):
+    task_of(tmp_path, films(8) + " ".join(["good"] * 50) + "\tpos\n")
+    said = capsys.readouterr().err
+    assert "neg 4 (44 %), pos 5 (56 %)" in said
+    assert "1 of 9 texts are longer than config.data.seq_length=32" in said
+    assert "9 rows" in said and "not a header" in said

@@ -1,0 +1,177 @@
+"""Tagging: labels stay on their words, each word is predicted once, spans score as conlleval."""
+
+import json
+
+import numpy as np
+import pytest
+from helpers_finetune import evaluate, make, params_of, tokenizer, write
+
+from bertjax.errors import UserError
+from bertjax.tasks import results
+from bertjax.tasks.tag import scheme_of, sentence_windows, word_labels, word_pieces
+
+COLUMNS = {"data__text_column": "0", "data__label_column": "-1", "train__steps": 2}
+TWO = "he\tO\njim\tB-PER\n\nthe\tO\nworld\tO\n"
+
+
+def task_of(tmp_path, train=TWO, validation=None, **values):
+    path = write(tmp_path, "train.conll", train)
+    if validation is not None:
+        values["data__validation"] = write(tmp_path, "dev.conll", validation)
+    return make("tag", tmp_path, data__train=path, **(COLUMNS | values))
+
+
+def message(*arguments, **options) -> str:
+    with pytest.raises(UserError) as error:
+        task_of(*arguments, **options)
+    text = str(error.value)
+    assert "\n" not in text
+    return text
+
+
+def test_the_first_piece_carries_the_label(tmp_path):
+    task = task_of(tmp_path, "jim\tB-PER\nunaffable\tO\n")
+    rows = task._rows["train"]
+    tokens = tokenizer().tokens(rows.ids[0])
+    assert tokens == ["[CLS]", "jim", "un", "##aff", "##able", "[SEP]"]
+    assert task.labels == ("B-PER", "O")
+    assert rows.by_token["target"][0].tolist() == [-100, 0, 1, -100, -100, -100]
+    batch = next(task.eval_batches("train", _all()))
+    assert batch["target"].shape == batch["input_ids"].shape
+    assert (batch["target"] != -100).sum() == 2  # padding is not scored
+
+
+def _all():
+    from bertjax.tasks.task import Rows
+
+    return Rows()
+
+
+def test_a_word_that_leaves_no_piece_is_unknown_and_shifts_nothing(tmp_path):
+    content = "he\tO\n\u200b\tB-X\nworld\tO\n"
+    task = task_of(tmp_path, content, content)
+    (ids,) = task._rows["validation"].ids
+    assert tokenizer().tokens(ids) == ["[CLS]", "he", "[UNK]", "world", "[SEP]"]
+    params = params_of(task)
+    evaluate(task, "validation", params)
+    (row,) = task.predictions("validation", task._outputs["validation"])
+    assert row["words"] == ["he", "\u200b", "world"] and len(row["prediction"]) == 3
+    assert row["label"] == ["O", "B-X", "O"]
+
+
+def test_a_long_sentence_has_a_prediction_for_every_word(tmp_path, capsys):
+    words = [
+        f"{'jim' if i % 7 == 0 else 'unaffable'}\t{'B-PER' if i % 7 == 0 else 'O'}"
+        for i in range(300)
+    ]
+    content = "\n".join(words) + "\n"
+    task = task_of(tmp_path, content, content + "\nhe\tO\n")
+    assert "1 sentences are longer than config.data.seq_length=32" in capsys.readouterr().err
+    for split in ("train", "validation"):
+        scored = sum((t != -100).sum() for t in task._rows[split].by_token["target"])
+        assert scored == 300 + (split == "validation")
+        assert max(map(len, task._rows[split].ids)) <= 32
+    figures = evaluate(task, "validation", params_of(task))
+    rows = list(task.predictions("validation", task._outputs["validation"]))
+    assert [len(row["prediction"]) for row in rows] == [300, 1] and figures["words"] == 301
+    right = sum(
+        a == b for row in rows for a, b in zip(row["label"], row["prediction"], strict=True)
+    )
+    assert figures["accuracy"] == pytest.approx(right / 301)
+
+
+@pytest.mark.parametrize("overlap", [0, 3])
+def test_windows_own_each_word_once_and_at_its_own_column(overlap):
+    draw = np.random.default_rng(0)
+    pieces = [list(draw.integers(10, 99, draw.integers(1, 5))) for _ in range(60)]
+    windows = sentence_windows(pieces, 16, overlap, 2, 3)
+    owned = [word for window in windows for word, _ in window.owned]
+    assert owned == list(range(60))
+    for window in windows:
+        assert len(window.ids) <= 16 and window.ids[0] == 2 and window.ids[-1] == 3
+        for word, column in window.owned:
+            assert window.ids[column] == pieces[word][0]
+    tokens = np.zeros((len(windows), 16), int)
+    for row, window in enumerate(windows):
+        tokens[row, : len(window.ids)] = window.ids
+    (found,) = word_labels(windows, [0] * len(windows), tokens, [60])
+    assert found.tolist() == [word[0] for word in pieces]
+
+
+def test_a_word_longer_than_a_row_is_read_from_its_beginning():
+    (window,) = sentence_windows([[5] * 40], 16, 3, 2, 3)
+    assert window.ids == [2, *[5] * 14, 3] and window.owned == ((0, 1),)
+
+
+def test_pieces_of_distinct_words():
+    pieces = word_pieces(tokenizer(), ["jim", "unaffable", "jim", "\u200b"])
+    assert list(pieces) == ["jim", "unaffable", "\u200b"]
+    assert pieces["\u200b"] == [tokenizer().unk_id]
+
+
+@pytest.mark.parametrize(
+    ("names", "scheme"),
+    [
+        (["B-PER", "I-PER", "O"], "entities"),
+        (["B-PER", "M-PER", "E-PER", "S-PER", "O"], "entities"),
+        (["B", "M", "E", "S"], "words"), (["B", "I"], "words"), (["NN", "VB", "O"], "tokens"),
+        (["B-PER", "NN"], "tokens"), (["O"], "tokens"),
+    ],
+)  # fmt: skip
+def test_what_labels_say(names, scheme):
+    assert scheme_of(names) == scheme
+
+
+def spans(*tags: str) -> list[list[str]]:
+    return [tag.split() for tag in tags]
+
+
+@pytest.mark.parametrize(
+    ("gold", "guess", "f1"),
+    [
+        ("B-P I-P O B-L", "B-P I-P O B-L", 1.0),
+        ("B-P I-P O B-L", "B-P O O B-L", 0.5),  # a span cut short is wrong
+        ("I-P I-P O I-L", "I-P I-P O I-L", 1.0),  # IOB1
+        ("I-P B-P O O", "B-P B-P O O", 1.0),  # IOB1: the same two spans
+        ("B-P E-P O S-L", "B-P E-P O S-L", 1.0),
+        ("B-P M-P E-P O", "B-P I-P E-P O", 1.0),  # BMES
+        ("B-P O O O", "O O O O", 0.0),
+    ],
+)
+def test_entity_f1_by_hand(gold, guess, f1):
+    assert results.tag_figures(spans(gold), spans(guess), "entity_f1")["entity_f1"] == f1
+
+
+def test_word_f1_of_segmentation():
+    # ab|c|de against a|b|c|de: two of three words right, of four found.
+    figures = results.tag_figures(spans("B E S B E"), spans("S S S B E"), "word_f1")
+    assert figures["word_recall"] == pytest.approx(2 / 3)
+    assert figures["word_precision"] == pytest.approx(2 / 4)
+
+
+def test_missed_entities_count_as_misses():
+    figures = results.tag_figures(spans("B-P O", "B-P O"), spans("B-P O", "O O"), "entity_f1")
+    assert figures["entity_recall"] == 0.5 and figures["entity_precision"] == 1.0
+
+
+def test_files_of_predictions(tmp_path):
+    test = write(tmp_path, "t.conll", "he\nworld\n\njim\n")
+    task = task_of(tmp_path, TWO, TWO, data__test=test)
+    params = params_of(task)
+    figures = {split: evaluate(task, split, params) for split in task.eval_splits}
+    assert figures["test"] == {"examples": 2, "words": 3}
+    task.finish(str(tmp_path / "out"), params, figures)
+    lines = (tmp_path / "out/predictions/test.jsonl").read_text().splitlines()
+    rows = [json.loads(line) for line in lines]
+    assert [row["words"] for row in rows] == [["he", "world"], ["jim"]]
+    assert all(row["label"] is None and len(row["prediction"]) == len(row["words"]) for row in rows)
+
+
+def test_bad_input_is_one_sentence(tmp_path):
+    assert "'B-LOC'" in message(tmp_path, TWO, "he\tB-LOC\n")
+    assert "every word" in message(tmp_path, "he\tO\nhe\tO\n")
+    assert "line 2" in message(tmp_path, "he\tO\njim\n")
+    assert "no labels" in message(tmp_path, "he\njim\n")
+    assert "no sentence" in message(tmp_path, "\n\n")
+    assert "window_overlap=20" in message(tmp_path, data__window_overlap=20)
+    assert "none is '4'" in message(tmp_path, data__label_column="4")
