@@ -34,7 +34,7 @@ def main(arguments: Sequence[str]) -> int:
         return 0
     command = config.load(arguments, FLAGS)
     workdir = command.flags["workdir"] or f"runs/{command.name}"
-    from bertjax import start
+    from bertjax import seeds, start
     from bertjax.train import loop
 
     if command.flags["mode"] == "summary":
@@ -43,6 +43,9 @@ def main(arguments: Sequence[str]) -> int:
     start.environment(command.config)
     flags = {field.key: command.flags[field.key] for field in config.PROCESSES}
     distributed.start(**flags, config=command.config.to_dict(), say=config.stderr)
+    if command.flags["mode"] == "train" and command.config.train.seeds > 1:
+        seeds.train(command, workdir)
+        return 0
     run = start.prepare(command, workdir)
     if command.flags["mode"] == "evaluate":
         step = command.flags["step"] if command.flags["step"] >= 0 else None

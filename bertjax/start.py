@@ -167,13 +167,33 @@ def _loader(task: Task, published: interop.Published) -> Callable[[Any], Any]:
             encoder_only=getattr(task, "fresh_head", False),
         )
         configs.stderr(f"{published.source}: {coverage}")
-        if not coverage.new:
+        afresh = task.config.train.reinit_layers
+        if not coverage.new and not afresh:
             return params
         shardings = jax.tree.map(lambda x: x.sharding, abstract)
         init = jax.jit(lambda key: nn.meta.unbox(task.init_params(key)), out_shardings=shardings)
-        return _merged(init(jax.random.key(task.config.seed)), params)
+        fresh = init(jax.random.key(task.config.seed))
+        return _merged(fresh, _reinitialised(params, fresh, afresh) if afresh else params)
 
     return load
+
+
+def _reinitialised(params: Any, fresh: Any, layers: int) -> Any:
+    """`params` with the pooler and the top `layers` layers of `fresh` (Zhang et al. 2021)."""
+    given, new = dict(params["bert"]), fresh["bert"]
+    trained = len(jax.tree.leaves(new.get("encoder", {"none": ()}))[0])
+    if layers > trained:
+        raise UserError(
+            f"config.train.reinit_layers={layers}, but only {trained} layers are trained: lower it "
+            "or config.train.frozen_layers"
+        )
+    given["encoder"] = jax.tree.map(
+        lambda old, top: jnp.concatenate([old[: trained - layers], top[trained - layers :]]),
+        given["encoder"],
+        new["encoder"],
+    )
+    configs.stderr(f"afresh: the pooler and the top {layers} layers")
+    return params | {"bert": given | {"pooler": new["pooler"]}}
 
 
 def _merged(fresh: Any, given: Any) -> Any:

@@ -154,6 +154,7 @@ class FineTune(Task):
     figures: ClassVar[Mapping[str, bool]]
     # Start the head afresh although the checkpoint has one of this size: its labels are others.
     fresh_head = False
+    finish_with_best = True
 
     def __init__(
         self,

@@ -7,8 +7,9 @@ logging, and never looks at a task's name.
 from __future__ import annotations
 
 import abc
+import copy
 import dataclasses
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, ClassVar
 
 import flax.linen as nn
@@ -47,8 +48,11 @@ class Task(abc.ABC):
     # The metric of `metrics` that the best checkpoint is chosen by, as 'SPLIT/NAME', and
     # whether larger is better.
     best_metric: tuple[str, bool]
-    # Steps of the whole training run, and evaluation splits in the order of reporting.
+    # Steps of the whole training run.
     train_steps: int
+    # Whether `finish` gets the best checkpoint's parameters and figures, not the last ones.
+    finish_with_best: ClassVar[bool] = False
+    # In the order of reporting.
     eval_splits: tuple[str, ...]
 
     @abc.abstractmethod
@@ -80,6 +84,14 @@ class Task(abc.ABC):
         self, params: Any, inputs: Mapping[str, jax.Array], *, dropout_key: jax.Array | None
     ) -> dict[str, Mean]:
         """Inside jit: losses and other means as (sum, weight). No key: no dropout."""
+
+    def with_attention(self, attention_fn: Callable[..., jax.Array] | None) -> Task:
+        """This task with a model whose layers attend by `attention_fn`; itself for None."""
+        if attention_fn is None:
+            return self
+        task = copy.copy(self)
+        task.model = self.model.clone(attention_fn=attention_fn)
+        return task
 
     def outputs(self, params: Any, inputs: Mapping[str, jax.Array]) -> dict[str, jax.Array]:
         """Inside jit, evaluation: arrays [B, ...] that `metrics` needs row by row (none here)."""

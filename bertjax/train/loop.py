@@ -122,7 +122,9 @@ def _enter(
     folder.enter(workdir, config.to_dict(), task.artifacts(), resuming=bool(steps), say=say)
     task.save_assets(workdir)
     finished = folder.read_finished(workdir)
-    if finished is None or not steps or not finished["step"] == steps[-1] >= task.train_steps:
+    if finished is None or not steps or finished["step"] != steps[-1]:
+        return None
+    if finished["step"] < task.train_steps and "stopped early" not in finished["summary"]:
         return None
     say(f"the run in {workdir} is finished: step {finished['step']} of {task.train_steps}")
     say(finished["summary"])
@@ -177,7 +179,7 @@ class _Run:
         if step < self.steps:
             batches = self.task.train_batches(step, self.rows)
         self.meter.restart()
-        while step < self.steps and not self.stop.due():
+        while step < self.steps and not self.stop.due() and not self._stalled(step):
             batch = self._next(batches, step)
             self.profile.before(step)
             state, metrics = self._take(state, meshes.to_global(self.mesh, batch))
@@ -343,6 +345,13 @@ class _Run:
         self.progress.doing("training")
         self.meter.restart()
 
+    def _stalled(self, step: int) -> bool:
+        """Whether train.patience evaluations have passed since the best one."""
+        train, best = self.config.train, self.checkpoints.best_step()
+        if not train.patience or self.evaluated != step or best is None:
+            return False
+        return step - best >= train.patience * train.eval_every > 0
+
     def _save_due(self, step: int) -> bool:
         every, seconds = self.config.checkpoint.every, self.config.checkpoint.every_seconds
         if step == self.steps or (every and step % every == 0):
@@ -378,17 +387,32 @@ class _Run:
         """The last evaluation has been made and saved: predictions, summary, finished.json."""
         self._settle()
         self.progress.doing("finishing")
+        self._save(step, state, wait=True)
         self.checkpoints.close()
-        summary = _finish(self.task, self.workdir, state.params, self.results)
-        best = self.checkpoints.best_step()
+        params, best, notes = state.params, self.checkpoints.best_step(), []
+        if step < self.steps:
+            notes.append(f"stopped early, at step {step}, by train.patience")
         if best not in (None, step):
-            summary += f"\nbest {self.task.best_metric[0]}: the checkpoint of step {best}"
+            notes.append(f"best {self.task.best_metric[0]}: the checkpoint of step {best}")
+            if self.task.finish_with_best:
+                params = self._best(best)
+                notes.append(f"figures and predictions are those of step {best}")
+        summary = "\n".join([_finish(self.task, self.workdir, params, self.results), *notes])
         end = {"step": step, "results": self.results, "summary": summary.strip("\n")}
         folder.on_first_process(lambda: folder.write_json(self.workdir, folder.FINISHED, end))
         self.progress.close()
         self.progress.say(f"finished: step {step} of {self.steps}, in {self.workdir}")
         self.progress.say(end["summary"])
         return _flat(self.results)
+
+    def _best(self, step: int) -> Any:
+        """The parameters of the best checkpoint, after `results` has been made theirs."""
+        params, _ = checkpoint.load_params(
+            self.workdir, step=step, abstract=abstract_params(self.task, self.mesh)
+        )
+        for split in self.task.eval_splits:
+            self.results[split] = self.evaluator.run(params, split)
+        return params
 
 
 def _finish(task: Task, workdir: str, params: Any, results: Results) -> str:

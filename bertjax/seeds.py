@@ -1,0 +1,71 @@
+"""Several runs of one config that differ in the seed alone: median, spread, degenerate runs."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import statistics
+from collections.abc import Sequence
+
+from etils import epath
+from ml_collections import config_dict
+
+from bertjax import start
+from bertjax.config import CommandLine
+from bertjax.train import loop
+
+SUMMARY = "seeds.json"
+
+
+def train(command: CommandLine, workdir: str) -> None:
+    """Train config.train.seeds runs in WORKDIR/seed-N, one after the other, and sum up.
+
+    The same command goes on where it was stopped: finished runs are not repeated.
+    """
+    first = command.config.seed
+    seeds = range(first, first + command.config.train.seeds)
+    figures = []
+    for seed in seeds:
+        config = config_dict.ConfigDict(command.config.to_dict())
+        config.seed, config.train.seeds = seed, 1
+        folder = f"{workdir}/seed-{seed}"
+        run = start.prepare(dataclasses.replace(command, config=config), folder)
+        figures.append(
+            loop.train(run.config, run.task, folder, mesh=run.mesh, load_initial=run.load_initial)
+        )
+    table = summary(figures)
+    content = {"seeds": list(seeds), "figures": figures, "summary": table}
+    (epath.Path(workdir) / SUMMARY).write_text(json.dumps(content, indent=2) + "\n")
+    print(summary_text(table, len(seeds)))
+
+
+def summary(figures: Sequence[dict[str, float]]) -> dict[str, dict[str, float]]:
+    """Median, least, largest and standard deviation of each figure, and `degenerate` of a split:
+    how many runs predict one class only."""
+    table: dict[str, dict[str, float]] = {}
+    for name in figures[0]:
+        values = [run[name] for run in figures]
+        split, _, figure = name.partition("/")
+        if figure == "predicted_classes":
+            table[f"{split}/degenerate"] = {"count": sum(value <= 1 for value in values)}
+        elif figure not in ("examples", "words"):
+            table[name] = {
+                "median": statistics.median(values),
+                "least": min(values),
+                "largest": max(values),
+                "deviation": statistics.stdev(values) if len(values) > 1 else 0.0,
+            }
+    return table
+
+
+def summary_text(table: dict[str, dict[str, float]], runs: int) -> str:
+    """The table as lines, for a person."""
+    width = max(map(len, table))
+    lines = [f"{'of ' + str(runs) + ' seeds':{width}}    median     least   largest  deviation"]
+    for name, row in table.items():
+        if "count" in row:
+            lines.append(f"{name:{width}}  {row['count']} of {runs} runs predict one class only")
+        else:
+            values = (row[key] for key in ("median", "least", "largest", "deviation"))
+            lines.append(f"{name:{width}}" + "".join(f"{value:10.4f}" for value in values))
+    return "\n".join(lines)

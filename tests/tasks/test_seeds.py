@@ -1,0 +1,97 @@
+"""Several seeds: the summary, and what is fresh, frozen, stopped early or chosen."""
+
+import json
+import pathlib
+
+import jax
+import numpy as np
+import pytest
+
+from bertjax import main, seeds
+from bertjax.errors import UserError
+from bertjax.start import _reinitialised
+
+CONFIG = pathlib.Path(__file__).parents[2] / "configs" / "classify.py"
+
+
+def test_summary_of_seeds():
+    runs = [
+        {"test/accuracy": a, "test/predicted_classes": c, "test/examples": 9.0}
+        for a, c in ((0.5, 1.0), (0.9, 2.0), (0.8, 2.0))
+    ]
+    table = seeds.summary(runs)
+    assert table["test/accuracy"] == {
+        "median": 0.8, "least": 0.5, "largest": 0.9, "deviation": pytest.approx(0.2082, abs=1e-4)
+    }  # fmt: skip
+    assert table["test/degenerate"] == {"count": 1}
+    assert "1 of 3 runs predict one class only" in seeds.summary_text(table, 3)
+
+
+def test_top_layers_and_pooler_start_afresh():
+    def tree(value: float) -> dict:
+        layer = {"kernel": np.full((4, 2), value)}
+        return {"bert": {"encoder": layer, "pooler": {"kernel": np.full(2, value)}}}
+
+    found = _reinitialised(tree(1.0), tree(2.0), 1)["bert"]
+    assert found["encoder"]["kernel"][:, 0].tolist() == [1, 1, 1, 2]
+    assert found["pooler"]["kernel"].tolist() == [2, 2]
+    with pytest.raises(UserError, match="reinit_layers=5"):
+        _reinitialised(tree(1.0), tree(2.0), 5)
+
+
+@pytest.mark.long
+def test_two_seeds_stop_early_and_finish_with_their_best(tmp_path, capsys):
+    arguments = [
+        f"--config={CONFIG}:smoke", f"--workdir={tmp_path}", "--config.train.seeds=2",
+        "--config.train.eval_every=2", "--config.train.patience=2", "--config.train.log_every=2",
+        "--config.model.num_layers=1", "--config.data.seq_length=16",
+        "--config.train.metric=loss", "--config.optimizer.learning_rate=0.3",
+    ]  # fmt: skip
+    assert main.main(arguments) == 0
+    out = capsys.readouterr().out
+    for seed in (0, 1):
+        folder = tmp_path / f"seed-{seed}"
+        finished = json.loads((folder / "finished.json").read_text())
+        lines = [json.loads(x) for x in (folder / "metrics.jsonl").read_text().splitlines()]
+        losses = {x["step"]: x["loss"] for x in lines if x["split"] == "validation"}
+        best = min(losses, key=lambda step: (losses[step], step))
+        # A learning rate of 0.3 destroys the model, so the first evaluations are the best ones.
+        assert finished["step"] == best + 4 < 20, losses
+        assert "stopped early" in finished["summary"]
+        assert finished["results"]["validation"]["loss"] == pytest.approx(losses[best], rel=1e-5)
+        rows = (folder / "predictions/validation.jsonl").read_text().splitlines()
+        sure = [json.loads(row) for row in rows]
+        loss = -np.mean([np.log(row["probabilities"][row["label"]]) for row in sure])
+        assert loss == pytest.approx(losses[best], rel=1e-4)
+    assert "of 2 seeds" in out and (tmp_path / "seeds.json").exists()
+    assert main.main(arguments) == 0  # finished runs are not repeated
+    assert capsys.readouterr().out.count("is finished: step") == 2
+
+
+def test_frozen_layers_and_embeddings_have_no_moments(tmp_path):
+    from helpers_finetune import make, write
+
+    from bertjax.parallel.mesh import make_mesh
+    from bertjax.train.optimizer import make_optimizer
+    from bertjax.train.step import abstract_state
+
+    path = write(tmp_path, "a.tsv", "good\tpos\nbad\tneg\n")
+    task = make(
+        "classify", tmp_path, data__train=path, data__text_column="0", data__label_column="1",
+        data__header="no", model__num_layers=4, train__frozen_layers=3,
+    )  # fmt: skip
+    mesh = make_mesh(1, 1, 1, devices=jax.devices()[:1])
+    boxed = jax.eval_shape(task.init_params, jax.random.key(0))
+    import flax.linen as nn
+
+    params = nn.meta.unbox(boxed)
+    optimizer = make_optimizer(task.config.optimizer, lambda step: 1e-3, params)
+    state = abstract_state(task, optimizer, mesh)
+
+    def numbers(tree) -> int:
+        return sum(x.size for x in jax.tree.leaves(tree) if x.ndim)
+
+    bert = params["bert"]
+    frozen = numbers(bert["embeddings"]) + numbers(bert["frozen_encoder"])
+    assert bert["frozen_encoder"]["mlp"]["output"]["kernel"].shape[0] == 3
+    assert numbers(state.opt_state) == 2 * (numbers(params) - frozen)
