@@ -9,10 +9,14 @@ Letters: B batch, S sequence length, A heads, K head size.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
+
+from bertjax.model import ops
 
 # (query, key, value [B, S, A, K], attention_mask [B, S]) -> [B, S, A, K]: a kernel that replaces
 # `attend`, already wrapped for the mesh it runs on.
@@ -26,20 +30,31 @@ def allowed_pairs(attention_mask: jax.Array) -> jax.Array:
 
 
 def attention_probabilities(
-    query: jax.Array, key: jax.Array, attention_mask: jax.Array
+    query: jax.Array, key: jax.Array, attention_mask: jax.Array, dtype: Any = jnp.float32
 ) -> jax.Array:
-    """softmax(q k^T / sqrt(K)) over the allowed keys, in float32 whatever the input dtype.
+    """softmax(q k^T / sqrt(K)) over the allowed keys, computed in float32, given as `dtype`.
 
     [B, S, A, K] twice and [B, S] -> [B, A, S (query), S (key)]. A query without any allowed key
     gets equal, finite weights.
     """
+    query = query * jnp.asarray(query.shape[-1] ** -0.5, query.dtype)
     scores = jnp.einsum("bqak,bpak->baqp", query, key, preferred_element_type=jnp.float32)
-    scores *= query.shape[-1] ** -0.5
-    # The most negative finite number, not -inf: a row without allowed keys stays finite.
-    scores = jnp.where(allowed_pairs(attention_mask), scores, jnp.finfo(jnp.float32).min)
-    return jax.nn.softmax(scores, axis=-1)
+    return ops.masked_softmax(scores, allowed_pairs(attention_mask), dtype)
 
 
 def attend(probabilities: jax.Array, value: jax.Array) -> jax.Array:
     """Weighted mean of the values: [B, A, S, S], [B, S, A, K] -> [B, S, A, K]."""
     return jnp.einsum("baqp,bpak->bqak", probabilities.astype(value.dtype), value)
+
+
+def attend_dropped(
+    probabilities: jax.Array, value: jax.Array, rate: float, dropout_key: jax.Array
+) -> jax.Array:
+    """`attend` with dropout of the probabilities, of which only the mask is kept."""
+    keep = ops.keep_mask(dropout_key, rate, probabilities.shape)
+
+    @functools.partial(jax.checkpoint, prevent_cse=False)
+    def dropped(probabilities: jax.Array, value: jax.Array, keep: jax.Array) -> jax.Array:
+        return attend(ops.drop(probabilities, keep, rate), value)
+
+    return dropped(probabilities, value, keep)

@@ -18,10 +18,11 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
-from bertjax.model import attention
+from bertjax.model import attention, ops
+from bertjax.model.ops import dropout
 
 ACTIVATIONS: dict[str, Callable[[jax.Array], jax.Array]] = {
-    "gelu": functools.partial(jax.nn.gelu, approximate=False),
+    "gelu": ops.gelu,
     "gelu_tanh": functools.partial(jax.nn.gelu, approximate=True),
     "relu": jax.nn.relu,
     "silu": jax.nn.silu,
@@ -59,6 +60,8 @@ class BertConfig:
     initializer_range: float = 0.02
     dtype: str = "float32"
     remat: str = "none"
+    # Which attention the train and evaluation steps give the model (bertjax.parallel.kernels).
+    attention: str = "auto"
     # The lowest layers, with the embeddings, that training leaves alone (fine-tuning).
     frozen_layers: int = 0
 
@@ -78,6 +81,7 @@ class BertConfig:
                 raise ValueError(f"{name}={getattr(self, name)} must lie in [0, 1)")
         for name, known in (
             ("hidden_act", ACTIVATIONS), ("dtype", DTYPES), ("remat", REMAT_POLICIES),
+            ("attention", ("auto", "einsum", "fused")),
         ):  # fmt: skip
             if getattr(self, name) not in known:
                 raise ValueError(f"{name}={getattr(self, name)!r} is not one of {', '.join(known)}")
@@ -107,19 +111,6 @@ class BertOutput(NamedTuple):
     hidden_states: jax.Array | None  # [L + 1, B, S, H], the embeddings first
     attentions: jax.Array | None  # [L, B, A, S, S], rows sum to one
     word_embedding: jax.Array  # [V padded, H], the table that the MLM decoder shares
-
-
-def dropout(x: jax.Array, rate: float, key: jax.Array) -> jax.Array:
-    """Zero a share `rate` of the entries and scale the others so that the mean stays.
-
-    The rate is met to 1 / 65536: two entries share one 32-bit random word, which halves the cost
-    of the random bits. Results do not depend on how `x` is sharded.
-    """
-    threshold = round(rate * 65536)
-    words = jax.random.bits(key, (*x.shape[:-1], -(-x.shape[-1] // 2)), jnp.uint32)
-    bits = jnp.concatenate([words & 0xFFFF, words >> 16], axis=-1)[..., : x.shape[-1]]
-    scale = jnp.asarray(65536 / (65536 - threshold), x.dtype)
-    return jnp.where(bits >= threshold, x * scale, jnp.zeros((), x.dtype))
 
 
 class Dropout(nn.Module):
@@ -157,12 +148,7 @@ def dense(config: BertConfig, features: int, axes: tuple[str, str], name: str) -
 
 
 class LayerNorm(nn.Module):
-    """Layer normalisation over the last axis (Ba et al. 2016), statistics in float32.
-
-    The row is centred twice: rounding of a large mean would otherwise reach the variance, where
-    an epsilon of 1e-12 does not hide it. The second mean is zero in exact arithmetic, so it
-    carries no gradient.
-    """
+    """`ops.normalize` with its two parameters; the result as `dtype`."""
 
     epsilon: float
     dtype: Any
@@ -174,12 +160,7 @@ class LayerNorm(nn.Module):
             "scale", partitioned(jax.nn.initializers.ones, "norm"), size, jnp.float32
         )
         bias = self.param("bias", partitioned(jax.nn.initializers.zeros, "norm"), size, jnp.float32)
-        x = x.astype(jnp.float32)
-        centred = x - jnp.mean(x, axis=-1, keepdims=True)
-        centred -= jax.lax.stop_gradient(jnp.mean(centred, axis=-1, keepdims=True))
-        variance = jnp.mean(jnp.square(centred), axis=-1, keepdims=True)
-        y = centred * jax.lax.rsqrt(variance + self.epsilon) * scale + bias
-        return y.astype(self.dtype)
+        return ops.normalize(x, scale, bias, self.epsilon).astype(self.dtype)
 
 
 def layer_norm(config: BertConfig, name: str = "layer_norm") -> LayerNorm:
@@ -263,9 +244,14 @@ class SelfAttention(nn.Module):
         query, key, value = heads("query"), heads("key"), heads("value")
         probabilities = None
         if self.attention_fn is None or want_attention:
-            probabilities = attention.attention_probabilities(query, key, attention_mask)
-            dropped = Dropout(c.attention_dropout)(probabilities, deterministic)
-            context = attention.attend(dropped, value)
+            dtype = jnp.float32 if want_attention else c.compute_dtype
+            probabilities = attention.attention_probabilities(query, key, attention_mask, dtype)
+            if deterministic or c.attention_dropout == 0.0:
+                context = attention.attend(probabilities, value)
+            else:
+                context = attention.attend_dropped(
+                    probabilities, value, c.attention_dropout, self.make_rng("dropout")
+                )
         else:
             context = self.attention_fn(query, key, value, attention_mask)
         context = context.reshape(x.shape)  # [B, S, A, K] -> [B, S, H]

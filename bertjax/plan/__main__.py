@@ -49,12 +49,13 @@ def main(arguments: Sequence[str]) -> int:
     devices = hardware.devices(topology)
     mesh = program.mesh_of(resolved, devices)
     with tempfile.TemporaryDirectory() as folder:
-        task = make_task(command, resolved, folder)
         if kind in hardware.GPU_TARGETS and resolved.model.attention != "einsum":
+            resolved.model.attention = "einsum"
             config.stderr(
                 "GPUs are planned with the einsum attention: the fused kernel needs cuDNN, which "
                 "is not there; with it the step takes less memory and time"
             )
+        task = make_task(command, resolved, folder)
         compiled = program.compile_step(resolved, task, mesh)
         plan = estimate.summarise(topology, resolved, task, hardware.KINDS[kind], compiled)
     print(json.dumps(plan, indent=2) if command.flags["json"] else estimate.text(plan))

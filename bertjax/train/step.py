@@ -18,7 +18,7 @@ import jax.numpy as jnp
 import optax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from bertjax.parallel import rules
+from bertjax.parallel import kernels, rules
 from bertjax.parallel.mesh import ROW_AXES, batch_sharding, replicated
 from bertjax.tasks.task import Mean, Task
 from bertjax.train.loss import mean
@@ -97,6 +97,7 @@ def make_train_step(
     The dropout key is folded from seed, step and microbatch, so no result depends on devices,
     processes or restarts.
     """
+    task = _with_kernels(task, mesh, train=True)
     abstract = abstract_state(task, optimizer, mesh)
     gradients = _gradients(task, mesh, accumulate)
     optimizer = optax.with_extra_args_support(optimizer)
@@ -174,7 +175,7 @@ def make_eval_step(
     means: the (sum, weight) of task.losses, float32 scalars, to be added up over batches.
     outputs: task.outputs, arrays [B, ...] whole on every process, in the order of the rows.
     """
-
+    task = _with_kernels(task, mesh, train=False)
     gather = _gather(task, mesh)
 
     def eval_step(params: Params, batch: Arrays) -> tuple[dict[str, Mean], dict[str, jax.Array]]:
@@ -229,6 +230,14 @@ def _gradients(
         return jax.lax.scan(add, zeros, (jnp.arange(accumulate), rows))[0]
 
     return at_once if accumulate == 1 else in_parts
+
+
+def _with_kernels(task: Task, mesh: Mesh, *, train: bool) -> Task:
+    """The task with the fused attention of the mesh, where its model takes one."""
+    config = getattr(task.model, "config", None)
+    if config is None:
+        return task
+    return task.with_attention(kernels.attention_fn(config, mesh, train=train))
 
 
 def _gather(task: Task, mesh: Mesh) -> Callable[[Params], Params]:

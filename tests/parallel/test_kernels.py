@@ -1,0 +1,129 @@
+"""Fused attention against the einsum path: values, gradients, padding, packed rows, choice."""
+
+import types
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.experimental.pallas import tpu as pltpu
+
+from bertjax.errors import UserError
+from bertjax.model.attention import attend, attention_probabilities
+from bertjax.model.bert import BertConfig
+from bertjax.parallel import kernels
+from bertjax.parallel.mesh import make_mesh
+
+BATCH, LENGTH, HEADS, SIZE = 4, 128, 2, 16
+
+
+def arrays(seed: int = 0) -> tuple[jax.Array, ...]:
+    keys = jax.random.split(jax.random.key(seed), 3)
+    return tuple(jax.random.normal(key, (BATCH, LENGTH, HEADS, SIZE)) for key in keys)
+
+
+def masks() -> jax.Array:
+    """A full row, a padded one, a packed one, a packed and padded one."""
+    mask = np.ones((BATCH, LENGTH), np.int32)
+    mask[1, 70:] = 0
+    mask[2, 50:] = 2
+    mask[3, 30:] = 2
+    mask[3, 60:] = 3
+    mask[3, 100:] = 0
+    return jnp.asarray(mask)
+
+
+def reference(query, key, value, mask):
+    return attend(attention_probabilities(query, key, mask), value)
+
+
+def dot_product(query, key, value, mask):
+    return kernels.dot_product(query, key, value, mask, "xla")
+
+
+def assert_same(kernel):
+    """Values and gradients at real tokens, to 1e-5 of the largest."""
+    inputs, mask = arrays(), masks()
+    real = (mask != 0)[:, :, None, None]
+    weights = jax.random.normal(jax.random.key(9), inputs[0].shape)
+
+    def results(function):
+        def total(inputs):
+            context = jnp.where(real, function(*inputs, mask), 0)
+            return jnp.sum(context * weights), context
+
+        (_, context), grads = jax.value_and_grad(total, has_aux=True)(inputs)
+        return context, *grads
+
+    for want, got in zip(results(reference), results(kernel), strict=True):
+        limit = 1e-5 * max(1.0, float(jnp.abs(want).max()))
+        assert float(jnp.abs(want - got).max()) <= limit
+
+
+def test_pallas_kernel_equals_einsum():
+    with pltpu.force_tpu_interpret_mode():
+        assert_same(kernels.flash)
+
+
+def test_dot_product_attention_equals_einsum():
+    assert_same(dot_product)
+
+
+@pytest.mark.parametrize("shape", [(4, 1, 2), (2, 2, 2), (1, 4, 1)])
+def test_kernel_on_a_mesh_equals_one_device(shape):
+    mesh = make_mesh(*shape, jax.devices()[: np.prod(shape)])
+    assert_same(jax.jit(kernels.on_mesh(dot_product, mesh)))
+
+
+def mesh_of(platform: str):
+    """What attention_fn asks of a mesh: the platform of its devices."""
+    device = types.SimpleNamespace(platform=platform)
+    devices = np.array([[[device]]], dtype=object)
+    return types.SimpleNamespace(devices=devices)
+
+
+@pytest.fixture
+def chosen(monkeypatch):
+    """(config overrides, platform, train) -> the kernel that is taken, or None."""
+    monkeypatch.setattr(kernels, "on_mesh", lambda kernel, mesh: kernel)
+    monkeypatch.setattr(kernels, "_by_length", lambda kernel, tile, asked: kernel)
+
+    def choose(overrides, platform="tpu", train=True):
+        config = BertConfig(**({"dtype": "bfloat16"} | overrides))
+        return kernels.attention_fn(config, mesh_of(platform), train=train)
+
+    return choose
+
+
+def test_auto_takes_the_kernel_only_where_it_computes_the_same(chosen):
+    no_dropout = {"attention_dropout": 0.0}
+    assert chosen(no_dropout, "tpu") is kernels.flash
+    assert chosen(no_dropout, "gpu") is kernels.cudnn
+    assert chosen(no_dropout, "cpu") is None
+    assert chosen({"attention_dropout": 0.1}, "tpu", train=True) is None
+    assert chosen({"attention_dropout": 0.1}, "tpu", train=False) is kernels.flash
+    assert chosen(no_dropout | {"dtype": "float32"}, "tpu") is None
+    assert chosen(no_dropout | {"attention": "einsum"}, "tpu") is None
+
+
+@pytest.mark.parametrize(
+    ("overrides", "platform", "named"),
+    [
+        ({"attention_dropout": 0.0}, "cpu", "cpu"),
+        ({"attention_dropout": 0.0, "dtype": "float32"}, "tpu", "dtype"),
+        ({"attention_dropout": 0.1}, "gpu", "attention_dropout is 0.1"),
+        ({"attention_dropout": 0.0, "num_heads": 64}, "gpu", "12"),
+    ],
+)
+def test_fused_is_refused_where_it_cannot_be(chosen, overrides, platform, named):
+    with pytest.raises(UserError, match=named):
+        chosen({"attention": "fused"} | overrides, platform)
+
+
+def test_rows_that_fill_no_tiles_go_the_einsum_way_or_are_refused():
+    inputs, mask = tuple(x[:, :100] for x in arrays()), masks()[:, :100]
+    never = pytest.fail
+    got = kernels._by_length(never, kernels.TILE, asked=False)(*inputs, mask)
+    np.testing.assert_array_equal(got, reference(*inputs, mask))
+    with pytest.raises(UserError, match="multiple of 128 tokens, not 100"):
+        kernels._by_length(never, kernels.TILE, asked=True)(*inputs, mask)
