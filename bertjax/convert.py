@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import pathlib
 import sys
 from collections.abc import Sequence
 
@@ -47,6 +48,15 @@ def parser() -> cli.ArgumentParser:
     return result
 
 
+def _tell_of_the_run(source: str, target: str) -> None:
+    """Add what a fine-tuned workdir says of itself (data, settings, figures, labels) to the
+    README of its export."""
+    told = pathlib.Path(source) / "README.md"
+    if told.exists() and (told.parent / "checkpoints").exists():
+        with (pathlib.Path(target) / "README.md").open("a", encoding="utf-8") as readme:
+            readme.write("\n" + told.read_text(encoding="utf-8"))
+
+
 def main(arguments: Sequence[str]) -> int:
     """Convert; see USAGE."""
     args = parser().parse_args(arguments)
@@ -70,6 +80,7 @@ def main(arguments: Sequence[str]) -> int:
         wrote = "workdir"
     else:
         wrote = interop.write_huggingface(args.to, published)
+        _tell_of_the_run(args.source, args.to)
     summary = {
         "from": args.source,
         "to": args.to,
