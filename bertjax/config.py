@@ -302,7 +302,6 @@ def published_recipe(
     """The paper's pretraining of a size, phase 1; `values` are set before the argument."""
     sizes = {n: {f"model.{k}": v for k, v in s.items()} for n, s in SIZES.items()}
     recipe = {
-        "model.vocab_size": 30522,
         "model.dtype": "bfloat16",
         "data.source": "data/english",
         "data.batch_size": 256,

@@ -149,7 +149,7 @@ def prepare(
                 folder, opened, named, encoder, processes, progress, choose
             )
         notes = [note for part in (opened, *named.values()) for note in part.reading.notes]
-        _finish(folder, source, encoder, statistics, figures, notes, seq_length)
+        _finish(folder, source, encoder, statistics, figures, notes, seq_length, held_out)
     return out
 
 
@@ -296,6 +296,7 @@ def _finish(
     splits: Figures,
     notes: list[str],
     seq_length: int,
+    held_out: HeldOut,
 ) -> None:
     """The report and, last of all, the fingerprint."""
     tokenizer = encoder.tokenizer
@@ -318,6 +319,11 @@ def _finish(
         "notes": notes,
     }
     report["warnings"] = reporting.warnings(report)
+    if held_out.fraction and "validation" not in splits and report["documents"] > 1:
+        report["warnings"].append(
+            "nothing is held out, since that would leave fewer than two different documents to "
+            "train on: divide the text into documents (--layout), or add --held_out=NAME=SOURCE"
+        )
     if encoder.language == "zh" and not encoder.segmenter:
         report["warnings"].append(
             "no word segmenter: whole-word masking of Chinese would mask single characters "

@@ -30,6 +30,8 @@ from bertjax.errors import UserError
 CHUNK = 1 << 17  # characters in a chunk
 # Below this many bytes, starting worker processes costs more than they save.
 SMALL = 8 << 20
+# Different documents of the smallest corpus that two are held out of: of fewer, one is.
+TWO_HELD_OUT = 8
 
 Progress = Callable[[str, Reading, int | None], None]  # (what, how far, total bytes)
 Figures = dict[str, dict[str, int]]  # split -> documents, sentences, tokens, records
@@ -42,30 +44,34 @@ class Chooser:
         self.fraction = fraction
         self.seed = seed
         self.below = int(fraction * 2.0**64) if below is None else below
-        self.smallest = 1 << 64
-        self.distinct: set[int] = set()  # at most two
+
+    def digest(self, text: str) -> int:
+        return digest64(text, key=str(self.seed).encode())
 
     def __call__(self, text: str) -> str:
-        digest = digest64(text, key=str(self.seed).encode())
-        self.smallest = min(self.smallest, digest)
-        if len(self.distinct) < 2:
-            self.distinct.add(digest)
-        return "validation" if digest < self.below else "train"
+        return "validation" if self.digest(text) < self.below else "train"
 
     def settled(self, source: Source) -> Chooser:
-        """A chooser that leaves neither split empty, however small the corpus.
+        """A chooser that leaves both splits what sentence pairs need, however small the corpus:
+        two different documents each.
 
-        Reads until a document of each split is met: about twenty documents of most corpora. Where
-        there is none, exactly one document is held out, or nothing if all are the same.
+        Reads until that many are met: about forty documents of most corpora. Where they are not,
+        two documents are held out, or one of fewer than `TWO_HELD_OUT`, or none of fewer than 3.
         """
         if not self.fraction:
             return self
-        splits = set()
+        smallest: list[int] = []  # of the different digests, as many as are asked about
+        train: set[int] = set()
         for document in source.documents():
-            splits.add(next(pieces(document, self)).split)
-            if len(splits) == 2:
+            digest = self.digest("\n".join(next(pieces(document, self)).paragraphs))
+            smallest = sorted({digest, *smallest})[:TWO_HELD_OUT]
+            if len(train) < 2 and digest >= self.below:
+                train.add(digest)
+            if len(train) == 2 and smallest[1:2] and smallest[1] < self.below:
                 return self
-        return Chooser(self.fraction, self.seed, self.smallest + 1 if len(self.distinct) > 1 else 0)
+        held_out = 2 if len(smallest) == TWO_HELD_OUT else len(smallest) > 2
+        below = smallest[held_out - 1] + 1 if held_out else 0
+        return Chooser(self.fraction, self.seed, below)
 
 
 def pieces(document: Iterator[str], choose: Callable[[str], str]) -> Iterator[Piece]:

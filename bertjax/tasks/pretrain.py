@@ -170,7 +170,8 @@ class Pretrain(Task):
         if self.eval_splits:
             first = "validation" if "validation" in self.eval_splits else self.eval_splits[0]
             self.best_metric = (f"{first}/loss", False)
-        self._loaders = {split: self._loader(split) for split in self._corpora}
+        self._no_pairs: dict[str, str] = {}  # split -> why it has none
+        self._loaders = {split: self._open_split(split) for split in self._corpora}
         self._sequences_per_row = self._loaders["train"].sequences_per_row
         rows = self._loaders["train"].rows_per_epoch
         self.train_steps = steps.steps or int(steps.epochs * rows / data.batch_size)
@@ -182,10 +183,23 @@ class Pretrain(Task):
         self._unigram = _unigram(self._corpora["train"].token_counts(self.tokenizer.vocab_size))
 
     def notes(self) -> list[str]:
-        """What of the training text is cut or left out, one sentence each."""
-        return self._loaders["train"].notes()
+        """What of the text is cut, left out or not evaluated, one sentence each."""
+        return [*self._loaders["train"].notes(), *self._no_pairs.values()]
 
-    def _loader(self, split: str) -> PretrainLoader:
+    def _open_split(self, split: str) -> PretrainLoader:
+        """Its loader. A held-out split of one document, say, has no sentence pairs: it is
+        evaluated without next-sentence prediction rather than not at all."""
+        nsp = self.config.data.nsp
+        try:
+            return self._loader(split, nsp)
+        except UserError as error:
+            if split == "train" or not nsp:
+                raise
+            loader = self._loader(split, False)
+            self._no_pairs[split] = f"evaluated without next-sentence prediction: {error}"
+            return loader
+
+    def _loader(self, split: str, nsp: bool) -> PretrainLoader:
         data, train = self.config.data, split == "train"
         return PretrainLoader(
             self._corpora[split],
@@ -196,7 +210,7 @@ class Pretrain(Task):
             seq_length=data.seq_length,
             batch_size=data.batch_size if train else data.eval_batch_size,
             seed=self.config.seed if train else EVAL_SEED,
-            nsp=data.nsp,
+            nsp=nsp,
             packing=data.packing and train,
             continuation=self.tokenizer.continuation if data.whole_word else None,
             workers=data.workers if train else 0,
@@ -289,9 +303,13 @@ class Pretrain(Task):
     def metrics(
         self, split: str, means: Mapping[str, float], outputs: Mapping[str, np.ndarray]
     ) -> dict[str, float]:
-        """The means and `perplexity`, exp of the MLM loss."""
-        del split, outputs
-        return {**means, "perplexity": float(np.exp(means["mlm_loss"]))}
+        """The means and `perplexity`, exp of the MLM loss; no NSP figures of a split without pairs."""
+        del outputs
+        figures = {**means, "perplexity": float(np.exp(means["mlm_loss"]))}
+        if split in self._no_pairs:
+            figures["loss"] = self.config.loss.mlm * means["mlm_loss"]
+            del figures["nsp_loss"], figures["nsp_accuracy"]
+        return figures
 
     def chance_levels(self) -> dict[str, float]:
         entropy = float(-(np.exp(self._unigram) * self._unigram).sum())

@@ -173,13 +173,24 @@ def test_copies_of_a_document_stay_together(tmp_path, vocab):
     assert read_report(out)["duplicate_documents_share"] == pytest.approx(2 / 3)
 
 
-def test_a_small_corpus_holds_out_one_document(tmp_path, vocab):
-    for number in (2, 3, 5):
-        source = write(tmp_path / "a.txt", text(number))
-        for seed in range(3):
-            out = prepare(source, vocab, tmp_path / f"out{number}{seed}", seed=seed, held_out=0.01)
-            assert len(stored(out, "train")) == number - 1
-            assert len(stored(out, "validation")) == 1
+@pytest.mark.parametrize(
+    ("documents", "held_out"), [(2, 0), (3, 1), (5, 1), (7, 1), (8, 2), (20, 2)]
+)
+def test_a_small_corpus_keeps_enough_for_pairs_on_both_sides(tmp_path, vocab, documents, held_out):
+    source = write(tmp_path / "a.txt", text(documents))
+    for seed in range(3):
+        out = prepare(source, vocab, tmp_path / f"out{seed}", seed=seed, held_out=0.001)
+        assert len(stored(out, "train")) == documents - held_out
+        assert read_report(out)["splits"].get("validation", {}).get("documents", 0) == held_out
+        said = any("nothing is held out" in w for w in read_report(out)["warnings"])
+        assert said == (held_out == 0)
+
+
+def test_copies_do_not_count_as_different_documents(tmp_path, vocab):
+    documents = text(2).split("\n\n")
+    source = write(tmp_path / "a.txt", "\n\n".join(documents * 10))
+    out = prepare(source, vocab, tmp_path / "out", held_out=0.5)
+    assert builder.split_names(out) == ["train"]
 
 
 @pytest.mark.parametrize("seed", range(4))

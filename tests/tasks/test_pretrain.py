@@ -103,6 +103,26 @@ def test_evaluation_counts_every_example_once_whatever_the_batch(corpus):
             assert value == pytest.approx(results[0][name], rel=1e-5), name
 
 
+def test_a_held_out_set_without_pairs_is_evaluated_without_them(tmp_path):
+    (tmp_path / "text.txt").write_text(text(60, 6))
+    (tmp_path / "one.txt").write_text(text(1, 40, seed=1))
+    held_out = builder.HeldOut(0.2, {"one": str(tmp_path / "one.txt")})
+    out = builder.prepare(
+        str(tmp_path / "text.txt"), "train:200", tmp_path / "out", held_out=held_out
+    )
+    task = task_of(out)
+    assert [note for note in task.notes() if "split 'one': the corpus has one document" in note]
+    evaluator = Evaluator(task, make_mesh(1, 1, 1, devices=jax.devices()[:1]), Rows())
+    params = params_of(task)
+    both, alone = (evaluator.run(params, split) for split in ("validation", "one"))
+    assert both.keys() - alone.keys() == {"nsp_loss", "nsp_accuracy"}
+    assert alone["loss"] == alone["mlm_loss"] == pytest.approx(both["mlm_loss"], abs=0.3)
+    results = {"validation": both, "one": alone}
+    assert [
+        line for line in task.finish("unused", params, results).split("\n") if "one: MLM" in line
+    ]
+
+
 def test_more_evaluation_examples_than_the_text_gives_are_cut_anew(corpus):
     few = task_of(corpus)._loaders["validation"].examples_per_epoch
     task = task_of(corpus, **{"data.eval_examples": 3 * few + 1})
