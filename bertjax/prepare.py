@@ -6,13 +6,12 @@ import argparse
 import json
 import os
 import signal
-import sys
 import time
 from collections.abc import Sequence
-from typing import Any, Protocol
 
 from bertjax import cli
-from bertjax.data.corpus import LAYOUTS, Reading
+from bertjax.data.display import display
+from bertjax.data.reading import LAYOUTS
 from bertjax.data.segmenter import NAMES as SEGMENTERS
 from bertjax.errors import UserError
 
@@ -126,68 +125,6 @@ def _boolean(text: str) -> bool:
     return values[text.lower()]
 
 
-class Display(Protocol):
-    """Something that shows how far a preparation is: called often, draws now and then."""
-
-    def __call__(self, what: str, reading: Reading, total: int | None) -> None: ...
-
-    def close(self) -> None: ...
-
-
-class Bar:
-    """A progress bar on standard error, with time left where the size is known."""
-
-    def __init__(self) -> None:
-        from rich import console, progress
-
-        self._bar = progress.Progress(
-            progress.TextColumn("{task.description:>12}"),
-            progress.BarColumn(),
-            progress.DownloadColumn(),
-            progress.TransferSpeedColumn(),
-            progress.TimeRemainingColumn(),
-            console=console.Console(stderr=True),
-        )
-        self._tasks: dict[str, Any] = {}
-        self._bar.start()
-
-    def __call__(self, what: str, reading: Reading, total: int | None) -> None:
-        if what not in self._tasks:
-            self._tasks[what] = self._bar.add_task(what, total=total)
-        self._bar.update(self._tasks[what], completed=reading.bytes_read)
-
-    def close(self) -> None:
-        self._bar.stop()
-
-
-class Lines:
-    """A plain line on standard error every ten seconds."""
-
-    def __init__(self, every: float = 10.0) -> None:
-        self._every = every
-        self._start = self._last = time.monotonic()
-
-    def __call__(self, what: str, reading: Reading, total: int | None) -> None:
-        now = time.monotonic()
-        if now - self._last < self._every:
-            return
-        self._last = now
-        share = f" of {total / 1e6:.0f}" if total else ""
-        print(
-            f"{what}: {reading.bytes_read / 1e6:.1f}{share} MB read, {now - self._start:.0f} s",
-            file=sys.stderr,
-            flush=True,
-        )
-
-    def close(self) -> None:
-        pass
-
-
-def display() -> Display:
-    """A bar on a terminal, plain lines elsewhere."""
-    return Bar() if sys.stderr.isatty() else Lines()
-
-
 def _terminate(number: int, frame: object) -> None:
     raise SystemExit(128 + number)
 
@@ -200,8 +137,7 @@ def main(arguments: Sequence[str]) -> int:
 
     signal.signal(signal.SIGTERM, _terminate)  # so that the workers end, too
     start = time.monotonic()
-    shown = display()
-    try:
+    with display() as shown:
         out = builder.prepare(
             args.source,
             args.vocab,
@@ -218,8 +154,6 @@ def main(arguments: Sequence[str]) -> int:
             beam_pipeline_options=args.beam_pipeline_options,
             progress=shown,
         )
-    finally:
-        shown.close()
     figures = builder.read_report(out)
     if args.json:
         print(json.dumps(figures, indent=2, ensure_ascii=False))

@@ -10,6 +10,8 @@ import pytest
 
 from bertjax import prepare
 from bertjax.data.builder import open_prepared, read_report
+from bertjax.data.display import Lines
+from bertjax.data.reading import Reading
 from bertjax.data.tokenizer import Tokenizer
 from bertjax.errors import UserError
 
@@ -62,6 +64,8 @@ def test_json_is_all_of_standard_output(tmp_path):
         (["--source=python_docs", "--vocab=train:2000", "--out=o", "--lower_case=no"], "neither"),
         (["--source=python_docs", "--vocab=train:2000", "--out=o", "stray"], "stray"),
         (["--source=python_docs", "--vocab=train:2000", "--out=o", "--seq_length=2"], "too short"),
+        (["--source=python_docs", "--vocab=", "--out=o"], "vocab is empty"),
+        (["--source=python_docs", "--vocab=train:2000", "--out= "], "out is empty"),
         (["--source=tfds:imdb_review:train", "--vocab=train:99999", "--out=o"], "imdb_reviews"),
     ],
 )
@@ -95,16 +99,13 @@ def test_help_is_quick_and_says_what_a_source_is(capsys):
 
 
 def test_progress_is_a_bar_on_a_terminal_and_lines_elsewhere(capsys):
-    from bertjax.data.corpus import Reading
-
-    lines = prepare.Lines(every=0.0)
+    lines = Lines(every=0.0)
     lines("corpus", Reading(bytes_read=5_000_000), 10_000_000)
     assert capsys.readouterr().err.startswith("corpus: 5.0 of 10 MB read")
     main, terminal = pty.openpty()
     program = (
-        "from bertjax import prepare; from bertjax.data.corpus import Reading;"
-        "shown = prepare.display(); shown('corpus', Reading(bytes_read=5_000_000), 10_000_000);"
-        "shown.close()"
+        "from bertjax.data.display import display; from bertjax.data.reading import Reading\n"
+        "with display() as shown: shown('corpus', Reading(bytes_read=5_000_000), 10_000_000)"
     )
     subprocess.run([sys.executable, "-c", program], stderr=terminal, check=True)
     os.close(terminal)

@@ -24,9 +24,10 @@ from etils import epath
 from bertjax.data import pipeline as local
 from bertjax.data import report as reporting
 from bertjax.data import storage
-from bertjax.data.corpus import Reading, open_source
+from bertjax.data.corpus import open_source
 from bertjax.data.encoder import EncodedChunk, EncodedPiece, Encoder, Piece, digest64, digest_bytes
 from bertjax.data.pipeline import Figures
+from bertjax.data.reading import Reading
 from bertjax.errors import UserError
 
 _COUNTS, _COUNTS_FILE = "counts", "counts.json"

@@ -23,15 +23,13 @@ from etils import epath
 from bertjax.data import pipeline
 from bertjax.data import report as reporting
 from bertjax.data import segmenter as segmenting
-from bertjax.data.corpus import Reading, Source, open_source
+from bertjax.data.corpus import FINGERPRINT, UNFINISHED, Source, open_source
 from bertjax.data.encoder import Encoder
 from bertjax.data.pipeline import Chooser, Figures, Progress, watched
+from bertjax.data.reading import Reading
 from bertjax.data.storage import CORPUS, INDEX, REPORT, StoredIndex, digest_of_folder
 from bertjax.data.tokenizer import CONFIG_FILE, VOCAB_FILE, Tokenizer, is_cased
 from bertjax.errors import UserError
-
-FINGERPRINT = "fingerprint.json"
-UNFINISHED = "UNFINISHED"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -61,9 +59,14 @@ class HeldOut:
     @classmethod
     def parse(cls, values: Iterable[str | float]) -> HeldOut:
         """From ['0.01', 'general=wiki.jsonl']: a share, and named sources."""
-        fraction, sources = cls.fraction, {}
+        fraction, sources = None, {}
         for value in map(str, values):
             name, equals, source = value.partition("=")
+            if name in sources or (not equals and fraction is not None):
+                raise UserError(
+                    f"held_out={value!r} comes after another {name if equals else 'share'}: give "
+                    "each once, several sources of a set as NAME=SOURCE,SOURCE"
+                )
             if equals:
                 sources[name] = source
                 continue
@@ -71,7 +74,7 @@ class HeldOut:
                 fraction = float(value)
             except ValueError:
                 raise UserError(f"held_out={value!r} is neither a share nor NAME=SOURCE") from None
-        return cls(fraction, sources)
+        return cls(cls.fraction if fraction is None else fraction, sources)
 
 
 def prepare(
@@ -115,6 +118,8 @@ def prepare(
     Raises:
         UserError: a bad source, vocabulary or folder, or a full disk.
     """
+    if not os.fspath(out).strip():
+        raise UserError("out is empty: name a new folder")
     out = epath.Path(out)
     if not isinstance(held_out, HeldOut):
         held_out = HeldOut(held_out)
@@ -202,8 +207,11 @@ def _vocabulary(
     vocab: str, source: Source, lower_case: bool | None, progress: Progress | None
 ) -> Callable[[], Tokenizer]:
     """How to get the tokenizer; a bad name or size is refused at once."""
+    if not vocab.strip():
+        raise UserError("vocab is empty: give a vocab.txt, a folder with one, or train:30522")
     if not vocab.startswith("train:"):
-        tokenizer = Tokenizer.load(vocab, do_lower_case=lower_case)
+        with _noted(source):
+            tokenizer = Tokenizer.load(vocab, do_lower_case=lower_case)
         for name in ("pad_id", "cls_id", "sep_id", "mask_id"):
             getattr(tokenizer, name)
         return lambda: tokenizer
@@ -213,15 +221,20 @@ def _vocabulary(
 
     def train() -> Tokenizer:
         texts = watched(source.paragraphs(), source, "vocabulary", progress)
-        with python_warnings.catch_warnings(record=True) as caught:
-            python_warnings.simplefilter("always")
-            lower = lower_case is not False
-            tokenizer = Tokenizer.train(texts, int(size), do_lower_case=lower)
-        for warning in caught:
-            source.reading.note(str(warning.message))
-        return tokenizer
+        with _noted(source):
+            return Tokenizer.train(texts, int(size), do_lower_case=lower_case is not False)
 
     return train
+
+
+@contextlib.contextmanager
+def _noted(source: Source) -> Iterator[None]:
+    """Warnings of the tokenizer become notes of the report."""
+    with python_warnings.catch_warnings(record=True) as caught:
+        python_warnings.simplefilter("always")
+        yield
+    for warning in caught:
+        source.reading.note(str(warning.message))
 
 
 @contextlib.contextmanager
@@ -243,6 +256,8 @@ def _local(out: epath.Path) -> Iterator[epath.Path]:
             reason = "the disk is full"
         else:
             reason = str(error)
+        if not out.exists():
+            raise UserError(f"{out} could not be made ({reason}): name another folder") from error
         raise UserError(
             f"{out} could not be written ({reason}); it is left marked as unfinished: make room "
             "and run the command again"

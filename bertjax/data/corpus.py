@@ -16,64 +16,38 @@ characters long. Take all of one document before the next.
 
 from __future__ import annotations
 
-import codecs
-import dataclasses
 import functools
 import glob as globbing
-import gzip
 import itertools
-import json
 import os
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any, BinaryIO
+from collections.abc import Iterable, Iterator, Sequence
 
 from etils import epath
 
 from bertjax.data import python_docs
+from bertjax.data.reading import (
+    MARKDOWN,
+    MAX_PARAGRAPH,
+    ROWS,
+    TEXT,
+    Document,
+    Reader,
+    Reading,
+    cut,
+    kind,
+    read_file,
+)
 from bertjax.errors import UserError
 
-# Longer lines are cut, at a blank where there is one, and counted.
-MAX_PARAGRAPH = 1 << 16
-LAYOUTS = ("auto", "file", "blank_line", "line")
-TEXT, MARKDOWN, ROWS = (".txt", ".text"), (".md", ".markdown"), (".jsonl", ".parquet")
-COMPRESSED = (".gz", ".zst")
-
-Document = Iterator[str]
-Reader = Callable[["Reading"], Iterator[Document]]
-
-
-@dataclasses.dataclass
-class Reading:
-    """How to read, and what was met on the way.
-
-    Attributes:
-        layout: which lines of a text file are a document. 'file': all of them; 'blank_line':
-            those between blank lines, one sentence or one paragraph a line (the format of the
-            published BERT code); 'line': each one; 'auto': 'file' for Markdown and for text files
-            that a folder or a glob gave several of, 'blank_line' for a single text file.
-        invalid_utf8: 'replace' puts U+FFFD, which the tokenizer drops, and counts; 'error' refuses.
-        counts: things that are worth a word in the report (see `report.py`).
-        notes: decisions, as sentences.
-        bytes_read: of files, compressed as they are; the progress bar's position.
-    """
-
-    layout: str = "auto"
-    invalid_utf8: str = "replace"
-    counts: Counter[str] = dataclasses.field(default_factory=Counter)
-    notes: list[str] = dataclasses.field(default_factory=list)
-    bytes_read: int = 0
-
-    def __post_init__(self) -> None:
-        if self.layout not in LAYOUTS:
-            raise UserError(f"unknown layout {self.layout!r}: choose from {', '.join(LAYOUTS)}")
-        if self.invalid_utf8 not in ("replace", "error"):
-            raise UserError(f"invalid_utf8={self.invalid_utf8!r}: choose replace or error")
-
-    def note(self, sentence: str) -> None:
-        if sentence not in self.notes:
-            self.notes.append(sentence)
+# Files that mark the folder of a prepared corpus, finished or not.
+FINGERPRINT, UNFINISHED = "fingerprint.json", "UNFINISHED"
+_REMEDIES = {  # of files that are no text, by their extension
+    **dict.fromkeys((".json", ".csv", ".tsv"), "write its texts one a row in .jsonl or .parquet"),
+    **dict.fromkeys((".bz2", ".xz", ".zip", ".tar", ".7z"), "unpack it, or use gzip or zstd"),
+    **dict.fromkeys((".html", ".xml", ".pdf", ".docx", ".epub"), "convert it to .txt or .md"),
+}
 
 
 class Source:
@@ -119,7 +93,7 @@ class Source:
 
     def _paragraphs(self, lines: Iterable[str]) -> Document:
         for line in lines:
-            parts = (line,) if len(line) <= MAX_PARAGRAPH else _cut(line, self.reading.counts)
+            parts = (line,) if len(line) <= MAX_PARAGRAPH else cut(line, self.reading.counts)
             for part in parts:
                 if part := part.strip():
                     yield part
@@ -135,7 +109,7 @@ def open_source(spec: str, reading: Reading | None = None) -> Source:
     spec = spec.strip()
     if not spec:
         raise UserError("the source is empty: name a file, a folder, a glob or python_docs")
-    if "," in spec and not epath.Path(spec).exists():
+    if "," in spec and not _exists(_path(spec)):
         return _mixture(spec, reading)
     if spec == "python_docs":
         return Source(spec, [lambda _: map(iter, python_docs.documents())], reading)
@@ -151,8 +125,11 @@ def open_source(spec: str, reading: Reading | None = None) -> Source:
 
 def _files(spec: str, reading: Reading) -> Source:
     spec, field = _split_field(spec)
-    paths, several = _matches(spec)
-    kinds = {_kind(path) for path in paths}
+    paths, several = _matches(spec, reading)
+    for path in paths:
+        if remedy := _REMEDIES.get(path.suffix.lower()):
+            raise UserError(f"{path} is no text: {remedy}")
+    kinds = {kind(path) for path in paths}
     layouts = {path: _layout(path, several and len(paths) > 1, reading) for path in paths}
     for layout in sorted(set(filter(None, layouts.values()))):
         number = sum(value == layout for value in layouts.values())
@@ -165,18 +142,8 @@ def _files(spec: str, reading: Reading) -> Source:
     if field != "text" and not kinds & set(ROWS):
         raise UserError(f"{spec} has no fields: leave out ':{field}'")
 
-    parts = [functools.partial(_read_file, path, field, layouts[path]) for path in paths]
-    return Source(spec, parts, reading, sum(path.stat().length for path in paths))
-
-
-def _read_file(path: epath.Path, field: str, layout: str, reading: Reading) -> Iterator[Document]:
-    match _kind(path):
-        case ".jsonl":
-            yield from _rows_to_documents(_read_jsonl(path, field, reading))
-        case ".parquet":
-            yield from _rows_to_documents(_read_parquet(path, field, reading))
-        case _:
-            yield from _text_documents(path, layout, reading)
+    parts = [functools.partial(read_file, path, field, layouts[path]) for path in paths]
+    return Source(spec, parts, reading, sum(map(_size, paths)))
 
 
 def _split_field(spec: str) -> tuple[str, str]:
@@ -185,42 +152,89 @@ def _split_field(spec: str) -> tuple[str, str]:
     return match.groups() if match else (spec, "text")
 
 
-def _kind(path: epath.Path) -> str:
-    """The extension that says what is inside: '.txt' of 'a.txt.gz'; '' for an unknown one."""
-    suffixes = [s.lower() for s in path.suffixes if s.lower() not in COMPRESSED]
-    last = suffixes[-1] if suffixes else ""
-    return last if last in TEXT + MARKDOWN + ROWS else ""
+def _size(path: epath.Path) -> int:
+    try:
+        return path.stat().length
+    except OSError as error:
+        raise UserError(f"{path} cannot be read ({error.strerror}): repair or remove it") from None
 
 
-def _matches(spec: str) -> tuple[list[epath.Path], bool]:
+def _exists(path: epath.Path) -> bool:
+    try:
+        return path.exists()
+    except ImportError as error:  # of what the path library needs for remote paths
+        raise UserError(f"{path} cannot be read here ({error})") from None
+
+
+def _path(spec: str) -> epath.Path:
+    try:
+        return epath.Path(spec).expanduser()
+    except KeyError:
+        raise UserError(
+            f"{spec} cannot be read: fetch it, or name a path that the path library knows (gs://)"
+        ) from None
+
+
+def _matches(spec: str, reading: Reading) -> tuple[list[epath.Path], bool]:
     """The files of a path, folder or glob, sorted; and whether it could give several."""
-    path = epath.Path(spec).expanduser()
-    if path.is_dir():
-        found = sorted(p for p in _walk(path) if _kind(p))
+    path = _path(spec)
+    if _exists(path) and path.is_dir():
+        files = sorted(_walk(path, reading, set()))
+        found = [p for p in files if kind(p)]
+        others = Counter(p.suffix or "no extension" for p in files if not kind(p))
+        if others:
+            kinds = ", ".join(f"{name}: {number}" for name, number in others.most_common(5))
+            reading.note(f"{spec}: {others.total()} files of other kinds are left out ({kinds})")
         if not found:
             raise UserError(
                 f"folder {spec} holds no {', '.join(TEXT + MARKDOWN + ROWS)} file: "
                 f"name the files by a glob such as '{spec.rstrip('/')}/*'"
             )
         return found, True
-    if path.exists():
+    if _exists(path):
         return [path], False
     if not globbing.has_magic(spec):
         raise UserError(
             f"no source {spec}: give an existing file or folder, a glob, python_docs, tfds:... or "
             "hub:..."
         )
-    found = sorted(p for p in _glob(spec) if p.is_file())
+    files = sorted(p for p in _glob(spec) if p.is_file() and not _is_prepared(p.parent))
+    found = list({_real(path): path for path in reversed(files)}.values())[::-1]
+    if len(found) < len(files):
+        reading.note(f"{spec}: {len(files) - len(found)} links to files in it are left out")
     if not found:
         raise UserError(f"no file matches {spec}: check the path, and quote the glob in a shell")
     return found, True
 
 
-def _walk(folder: epath.Path) -> Iterator[epath.Path]:
-    """Every file below a folder; names that start with a dot are left out."""
-    for path in folder.iterdir():
+def _walk(folder: epath.Path, reading: Reading, above: set[str]) -> Iterator[epath.Path]:
+    """Every file below a folder, but for names that start with a dot and prepared corpora.
+
+    `above` are the real paths of the folders on the way: a link to one of them is not followed.
+    """
+    real = _real(folder)
+    if real in above:
+        reading.note(f"{folder} is a link to a folder above it and is left out")
+        return
+    if _is_prepared(folder):
+        reading.note(f"{folder} is a prepared corpus and is left out")
+        return
+    try:
+        names = sorted(folder.iterdir())
+    except OSError as error:
+        raise UserError(f"{folder} cannot be read ({error.strerror}): make it readable") from None
+    for path in names:
         if not path.name.startswith("."):
-            yield from _walk(path) if path.is_dir() else (path,)
+            yield from _walk(path, reading, above | {real}) if path.is_dir() else (path,)
+
+
+def _real(path: epath.Path) -> str:
+    """A local path without links."""
+    return os.fspath(path) if "://" in os.fspath(path) else os.path.realpath(path)
+
+
+def _is_prepared(folder: epath.Path) -> bool:
+    return any((folder / name).exists() for name in (FINGERPRINT, UNFINISHED))
 
 
 def _glob(spec: str) -> Iterator[epath.Path]:
@@ -233,254 +247,11 @@ def _glob(spec: str) -> Iterator[epath.Path]:
 
 
 def _layout(path: epath.Path, several: bool, reading: Reading) -> str:
-    if _kind(path) in ROWS:
+    if kind(path) in ROWS:
         return ""
     if reading.layout != "auto":
         return reading.layout
-    return "file" if several or _kind(path) in MARKDOWN else "blank_line"
-
-
-def _uncompressed(raw: BinaryIO, suffix: str) -> BinaryIO:
-    """The uncompressed bytes of an open file, by its extension."""
-    if suffix == ".gz":
-        return gzip.GzipFile(fileobj=raw)
-    if suffix == ".zst":
-        import pyarrow
-
-        return pyarrow.CompressedInputStream(pyarrow.PythonFile(raw, "r"), "zstd")
-    return raw
-
-
-def _blocks(path: epath.Path, reading: Reading) -> Iterator[bytes]:
-    """The uncompressed bytes of a file, 1 MiB at a time."""
-    position = 0
-    try:
-        with path.open("rb") as raw, _uncompressed(raw, path.suffix.lower()) as file:
-            while block := file.read(1 << 20):
-                reading.bytes_read += raw.tell() - position
-                position = raw.tell()
-                yield block
-    except (EOFError, gzip.BadGzipFile, OSError) as error:
-        if path.suffix.lower() in COMPRESSED:
-            raise UserError(
-                f"{path} is cut short or damaged ({error}): fetch or compress it again"
-            ) from None
-        raise UserError(f"{path} cannot be read ({error}): check the file") from None
-
-
-def _lines(path: epath.Path, reading: Reading) -> Iterator[str]:
-    """Lines of a UTF-8 file without their ends; memory stays bounded whatever their length.
-
-    A line ends at LF or CRLF alone. One that is much longer than `MAX_PARAGRAPH` comes in parts,
-    which are counted.
-    """
-    rest = b""
-    offset = 0  # of rest
-    empty = True
-    for block in _blocks(path, reading):
-        if empty:
-            if block.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
-                raise UserError(f"{path} is UTF-16: convert it to UTF-8 (iconv -f utf-16 -t utf-8)")
-            if block.startswith(codecs.BOM_UTF8):
-                block, offset = block[3:], 3
-            empty = False
-        whole, newline, rest = (rest + block).rpartition(b"\n")
-        if newline:
-            yield from _decoded_lines(whole, path, offset, reading)
-            offset += len(whole) + 1
-        if len(rest) >= 1 << 20:
-            part, rest = _split_long(rest)
-            reading.counts["cut_lines"] += 1
-            yield _decode(part, path, offset, reading)
-            offset += len(part)
-    if rest:
-        yield _decode(rest.removesuffix(b"\r"), path, offset, reading)
-    if empty:
-        reading.counts["empty_files"] += 1
-
-
-def _decoded_lines(data: bytes, path: epath.Path, offset: int, reading: Reading) -> Iterator[str]:
-    """The lines of `data`, decoded together where they are valid: several times as fast."""
-    try:
-        text = data.decode("utf-8")
-    except UnicodeDecodeError:
-        for line in data.split(b"\n"):
-            yield _decode(line.removesuffix(b"\r"), path, offset, reading)
-            offset += len(line) + 1
-    else:
-        yield from text.removesuffix("\r").replace("\r\n", "\n").split("\n")
-
-
-def _split_long(data: bytes) -> tuple[bytes, bytes]:
-    """Cut bytes of one line after the last blank, else between two characters."""
-    cut = data.rfind(b" ") + 1
-    if not cut:
-        cut = len(data)
-        while cut > len(data) - 4 and data[cut - 1] & 0xC0 == 0x80:
-            cut -= 1
-        cut -= 1  # before the last character's first byte
-    return data[:cut], data[cut:]
-
-
-def _decode(data: bytes, path: epath.Path, offset: int, reading: Reading) -> str:
-    try:
-        return data.decode("utf-8")
-    except UnicodeDecodeError as error:
-        if reading.invalid_utf8 == "error":
-            raise UserError(
-                f"{path} is not UTF-8 at byte {offset + error.start}: "
-                "repair it, or pass --invalid_utf8=replace"
-            ) from None
-        text = data.decode("utf-8", errors="replace")
-        reading.counts["invalid_utf8"] += text.count("\ufffd") - data.count(b"\xef\xbf\xbd")
-        return text
-
-
-def _cut(line: str, counts: Counter[str]) -> Iterator[str]:
-    """A line in parts of at most `MAX_PARAGRAPH` characters, cut at blanks where there are any."""
-    while len(line) > MAX_PARAGRAPH:
-        cut = line.rfind(" ", 1, MAX_PARAGRAPH) + 1 or MAX_PARAGRAPH
-        counts["cut_lines"] += 1
-        yield line[:cut]
-        line = line[cut:]
-    yield line
-
-
-def _text_documents(path: epath.Path, layout: str, reading: Reading) -> Iterator[Document]:
-    lines = _lines(path, reading)
-    if layout == "line":
-        for line in lines:
-            if line.strip():
-                yield iter((line,))
-    elif layout == "blank_line":
-        for blank, block in itertools.groupby(lines, lambda line: not line.strip()):
-            if not blank:
-                yield block
-    else:
-        yield _unwrapped(lines, markdown=_kind(path) in MARKDOWN)
-
-
-def _unwrapped(lines: Iterator[str], markdown: bool) -> Iterator[str]:
-    """Paragraphs of a file that is one document.
-
-    Markdown joins the lines between blank ones, other than headings, lists, tables and code. Of
-    plain text the lines are joined where its first 1,000 lines look broken at a fixed width: more
-    than half of those with a line after them go on there with a small letter.
-    """
-    head = list(itertools.islice(lines, 1000))
-    if not (markdown or _is_wrapped(head)):
-        yield from itertools.chain(head, lines)
-        return
-    parts: list[str] = []  # lines of the paragraph so far
-    size = 0
-    alone = False  # nothing may be joined to the line before this one
-    for line in itertools.chain(head, lines):
-        text = line.strip()
-        block = text[:1] in _BLOCK_FIRST and _BLOCK_START.match(text) is not None
-        if parts and (not text or alone or block or size > MAX_PARAGRAPH // 2):
-            yield " ".join(parts)
-            parts, size, alone = [], 0, False
-        if text:
-            alone = block
-            parts.append(text)
-            size += len(text)
-    if parts:
-        yield " ".join(parts)
-
-
-_BLOCK_FIRST = frozenset("#-*+|`=0123456789")
-_BLOCK_START = re.compile(r"#{1,6} |[-*+] |\d+[.)] |\||```|-{3,}|={3,}")
-
-
-def _is_wrapped(lines: list[str]) -> bool:
-    pairs = [(a, b) for a, b in itertools.pairwise(lines) if a.strip() and b.strip()]
-    small = sum(b.lstrip()[0].islower() and a.rstrip()[-1] not in ".!?" for a, b in pairs)
-    return 2 * small > len(pairs)
-
-
-# Rows
-
-
-def _rows_to_documents(rows: Iterable[Any]) -> Iterator[Document]:
-    """A row's text is a string of lines, or a list of strings."""
-    for value in rows:
-        parts = [value] if isinstance(value, str) else value
-        yield itertools.chain.from_iterable(part.split("\n") for part in parts)
-
-
-def check_text(value: Any, field: str, where: str) -> Any:
-    """`value` if it is a text or a list of texts.
-
-    Raises:
-        UserError: it is something else.
-    """
-    if value is None:
-        return ""
-    if isinstance(value, str) or (
-        isinstance(value, list) and all(isinstance(part, str) for part in value)
-    ):
-        return value
-    raise UserError(f"field {field!r} of {where} is {type(value).__name__}, not text")
-
-
-def missing_field(field: str, fields: Iterable[str], where: str) -> UserError:
-    return UserError(
-        f"{where} has no field {field!r}: append ':FIELD' to the source, one of "
-        f"{', '.join(sorted(fields)) or '(none)'}"
-    )
-
-
-def _read_jsonl(path: epath.Path, field: str, reading: Reading) -> Iterator[Any]:
-    for number, line in enumerate(_whole_lines(path, reading), start=1):
-        if not line.strip():
-            continue
-        where = f"{path} line {number}"
-        try:
-            row = json.loads(line)
-        except ValueError as error:
-            raise UserError(f"{where} is not JSON ({error}): repair or remove it") from None
-        if not isinstance(row, dict):
-            raise UserError(f"{where} is not a JSON object: write {{{json.dumps(field)}: ...}}")
-        if field not in row:
-            raise missing_field(field, row, where)
-        yield check_text(row[field], field, where)
-
-
-def _whole_lines(path: epath.Path, reading: Reading) -> Iterator[str]:
-    """Lines that must not be cut: a JSON object is parsed as a whole."""
-    rest: list[bytes] = []
-    offset = 0
-    for block in itertools.chain(_blocks(path, reading), (b"\n",)):
-        head, *tail = block.split(b"\n")
-        rest.append(head)
-        for start in tail:
-            line = b"".join(rest)
-            yield _decode(line.removeprefix(codecs.BOM_UTF8), path, offset, reading)
-            offset += len(line) + 1
-            rest = [start]
-    if offset <= 1:
-        reading.counts["empty_files"] += 1
-
-
-def _read_parquet(path: epath.Path, field: str, reading: Reading) -> Iterator[Any]:
-    import pyarrow
-    from pyarrow import parquet
-
-    try:
-        with path.open("rb") as raw, _uncompressed(raw, path.suffix.lower()) as plain:
-            seekable = path.suffix.lower() not in COMPRESSED
-            file = parquet.ParquetFile(plain if seekable else pyarrow.BufferReader(plain.read()))
-            if field not in file.schema_arrow.names:
-                raise missing_field(field, file.schema_arrow.names, str(path))
-            for batch in file.iter_batches(batch_size=256, columns=[field]):
-                for value in batch.column(0).to_pylist():
-                    yield check_text(value, field, str(path))
-        reading.bytes_read += path.stat().length
-    except (pyarrow.ArrowException, EOFError, OSError) as error:
-        reason = str(error).partition("\n")[0]
-        raise UserError(
-            f"{path} is cut short or no Parquet file ({reason}): fetch it again"
-        ) from None
+    return "file" if several or kind(path) in MARKDOWN else "blank_line"
 
 
 # Mixtures

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from etils import epath
 
-from bertjax.data.corpus import Document, Reading, check_text, missing_field
+from bertjax.data.reading import Document, Reading, check_text, missing_field
 from bertjax.errors import UserError
 
 _SPEC = re.compile(

@@ -124,7 +124,8 @@ class Examples:
                 )
             self.long_sentences += int((lengths > self.room).sum())
             several += int((np.diff(offsets) > 1).sum())
-            tokens = np.add.reduceat(np.minimum(lengths, self.room), offsets[:-1], dtype=np.int64)
+            longest = min(self.room, np.iinfo(lengths.dtype).max)
+            tokens = np.add.reduceat(np.minimum(lengths, longest), offsets[:-1], dtype=np.int64)
             counts = np.maximum(_ONE, (tokens * (_ONE / use)).astype(np.int64))
             expected[done + 1 : done + 1 + len(counts)] = counts
             new = np.flatnonzero(np.diff(documents, prepend=documents[0] - 1)) + done

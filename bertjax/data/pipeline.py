@@ -21,8 +21,9 @@ from typing import Any
 from etils import epath
 
 from bertjax.data import encoder as encoding
-from bertjax.data.corpus import Reading, Source
+from bertjax.data.corpus import Source
 from bertjax.data.encoder import EncodedChunk, Encoder, Piece, digest64
+from bertjax.data.reading import Reading
 from bertjax.data.report import Statistics
 from bertjax.data.storage import CORPUS, INDEX, SplitWriter, write_metadata
 from bertjax.errors import UserError

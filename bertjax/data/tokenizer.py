@@ -175,7 +175,10 @@ class Tokenizer:
                     f"settings in {folder}: leave it out, or change the file"
                 )
         settings |= {name: value for name, value in overrides.items() if value is not None}
-        return cls(vocab, **settings)
+        try:
+            return cls(vocab, **settings)
+        except UserError as error:
+            raise UserError(f"{path}: {error}") from None
 
     @classmethod
     def train(

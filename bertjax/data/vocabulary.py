@@ -80,7 +80,7 @@ def train(
     if len(vocab) < vocab_size:
         warnings.warn(
             f"the text gives a vocabulary of {len(vocab)} tokens, fewer than the {vocab_size} "
-            f"asked for: no other piece occurs {min_frequency} times",
+            f"asked for: no other piece of its words occurs {min_frequency} times",
             stacklevel=2,
         )
     return Tokenizer(vocab, do_lower_case=do_lower_case, **settings)
@@ -126,9 +126,15 @@ def _alphabet(words: Counter[str], min_frequency: int, limit: int) -> list[str]:
     frequent = [c for c, n in characters.items() if n >= min_frequency] or list(characters)
     frequent.sort(key=lambda c: (-characters[c], c))
     alphabet: list[str] = []
-    for character in frequent:
+    for number, character in enumerate(frequent):
         pieces = [character, PREFIX + character] if character in continuing else [character]
         if len(alphabet) + len(pieces) > limit:
+            warnings.warn(
+                f"the vocabulary has room for the {number:,} most frequent of {len(frequent):,} "
+                "characters, and words with another one are [UNK]: ask for a larger one if the "
+                "share of [UNK] is high",
+                stacklevel=3,
+            )
             break
         alphabet += pieces
     return sorted(alphabet)

@@ -20,6 +20,7 @@ from ml_collections import config_dict
 from bertjax.config import bert_config, stderr
 from bertjax.data import builder
 from bertjax.data.corpus import open_source
+from bertjax.data.display import display
 from bertjax.data.loader import PretrainLoader
 from bertjax.data.masking import mask_counts, mask_tokens
 from bertjax.data.store import PreparedCorpus
@@ -70,10 +71,11 @@ def prepare_data(config: config_dict.ConfigDict, workdir: str, tokenizer: Tokeni
         kept = epath.Path(workdir) / "vocabulary"
         tokenizer.save(kept)
         vocab = str(kept)
-    builder.prepare(
-        source, vocab, folder, lower_case=data.lower_case, language=data.language,
-        held_out=data.held_out, seq_length=data.seq_length,
-    )  # fmt: skip
+    with display() as shown:
+        builder.prepare(
+            source, vocab, folder, lower_case=data.lower_case, language=data.language,
+            held_out=data.held_out, seq_length=data.seq_length, progress=shown,
+        )  # fmt: skip
     request.write_text(json.dumps(wanted))
 
 
@@ -303,7 +305,7 @@ class Pretrain(Task):
     def metrics(
         self, split: str, means: Mapping[str, float], outputs: Mapping[str, np.ndarray]
     ) -> dict[str, float]:
-        """The means and `perplexity`, exp of the MLM loss; no NSP figures of a split without pairs."""
+        """The means and `perplexity`, exp of the MLM loss; NSP figures where there are pairs."""
         del outputs
         figures = {**means, "perplexity": float(np.exp(means["mlm_loss"]))}
         if split in self._no_pairs:

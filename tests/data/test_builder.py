@@ -225,6 +225,8 @@ def test_named_held_out_sets(tmp_path, vocab):
         (["train=a.txt"], "cannot name"),
         (["A b=a.txt"], "cannot name"),
         (["validation=a.txt"], "needs --held_out=0"),
+        (["a=a.txt", "a=b.txt"], "after another a"),
+        (["0.1", "0.2"], "after another share"),
     ],
 )
 def test_bad_held_out(values, message):

@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 
 from bertjax.data import corpus, python_docs
-from bertjax.data.corpus import MAX_PARAGRAPH, Reading, open_source
+from bertjax.data.corpus import open_source
+from bertjax.data.reading import MAX_PARAGRAPH, Reading
 from bertjax.errors import UserError
 
 
@@ -233,6 +234,65 @@ def test_a_folder_without_text_is_refused(tmp_path):
     (tmp_path / "image.png").write_text("x")
     with pytest.raises(UserError, match=r"holds no \.txt"):
         open_source(str(tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("a.json", b"[]", r"a\.json is no text: write its texts one a row in \.jsonl"),
+        ("a.csv", b"a,b", r"a\.csv is no text"),
+        ("a.txt.bz2", b"BZh9", "unpack it"),
+        ("a.PDF", b"%PDF", "convert it"),
+        ("wiki_00", b'{"text": "one"}\n', "holds JSON lines"),
+        ("a.txt", "one two".encode("utf-16"), "is UTF-16: .*iconv -f utf-16"),
+        ("a.txt", "one two".encode("utf-32"), "is UTF-32: .*iconv -f utf-32"),
+        ("a.txt", "one two".encode("utf-16-le"), "is not text in UTF-8"),
+        ("a.jsonl", '{"text": "one"}'.encode("utf-16"), "is UTF-16"),
+    ],
+)
+def test_what_is_no_text_in_utf8_is_refused(tmp_path, name, content, message):
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(UserError, match=message):
+        read(tmp_path / name)
+
+
+def test_what_a_folder_leaves_out_is_said(tmp_path):
+    for folder in ("sub", "corpus"):
+        (tmp_path / folder).mkdir()
+    for name in ("a.txt", "sub/b.txt", "c.rst", "README", "corpus/vocab.txt", "corpus/UNFINISHED"):
+        (tmp_path / name).write_text(name)
+    os.symlink("..", tmp_path / "sub" / "back")
+    documents, _, notes = read(tmp_path)
+    assert documents == [["a.txt"], ["sub/b.txt"]]
+    said = "\n".join(notes)
+    assert "2 files of other kinds are left out" in said
+    assert ".rst: 1" in said and "no extension: 1" in said
+    assert "corpus is a prepared corpus and is left out" in said
+    assert "back is a link to a folder above it" in said
+    assert read(f"{tmp_path}/**/*.txt")[0] == documents
+
+
+def test_a_link_to_nothing_is_named(tmp_path):
+    (tmp_path / "a.txt").write_text("one")
+    os.symlink("nowhere", tmp_path / "b.txt")
+    with pytest.raises(UserError, match=r"b\.txt cannot be read"):
+        read(tmp_path)
+
+
+@pytest.mark.parametrize("spec", ["http://host/a.txt", "http://host/*.txt", "ftp://a.txt,b.txt"])
+def test_a_path_that_no_library_reads_is_refused(spec):
+    with pytest.raises(UserError, match="cannot be read"):
+        open_source(spec)
+
+
+def test_halves_of_surrogate_pairs_are_invalid_text(tmp_path):
+    path = tmp_path / "a.jsonl"
+    path.write_text(r'{"text": ["a\ud800b", "\ud83d\ude00", "\\ud800", "x\uDFFF"]}')
+    documents, counts, _ = read(path)
+    assert documents == [["a\ufffdb", "\U0001f600", r"\ud800", "x\ufffd"]]
+    assert counts == {"invalid_utf8": 2}
+    with pytest.raises(UserError, match="line 1 has half a surrogate pair"):
+        read(path, invalid_utf8="error")
 
 
 # Mixtures

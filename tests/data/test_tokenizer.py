@@ -485,3 +485,16 @@ def test_rare_words_are_dropped_in_bounded_memory(monkeypatch):
     assert words["common"] == 2000
     assert len(words) <= 101
     assert "dropped" in str(caught[0].message)
+
+
+@pytest.mark.filterwarnings("ignore:the text gives")
+def test_an_alphabet_beyond_the_vocabulary_is_said():
+    with pytest.warns(UserWarning, match=r"room for the 46 most frequent of 500 characters"):
+        tokenizer = Tokenizer.train([" ".join(map(chr, range(0x4E00, 0x4E00 + 500)))] * 2, 67)
+    assert tokenizer.vocab_size <= 67
+
+
+def test_what_is_wrong_with_a_vocabulary_names_its_file(tmp_path):
+    (tmp_path / "v.txt").write_text("a\nb\n")
+    with pytest.raises(UserError, match=r"v\.txt: the vocabulary of 2 tokens has no \[UNK\]"):
+        Tokenizer.load(tmp_path / "v.txt")
