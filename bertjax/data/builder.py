@@ -18,6 +18,7 @@ import warnings as python_warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
+import numpy as np
 from etils import epath
 
 from bertjax.data import pipeline
@@ -319,6 +320,7 @@ def _finish(
     report: dict[str, Any] = {
         "source": source,
         "language": encoder.language,
+        "segmenter": encoder.segmenter,
         "vocab": {
             "size": tokenizer.vocab_size,
             "cased": is_cased(tokenizer.vocab),
@@ -327,6 +329,9 @@ def _finish(
         },
         "splits": splits,
         **statistics.figures(),
+        "ideograph_share": reporting.ideograph_share(
+            np.load(folder / INDEX / "train.counts.npy"), tokenizer.vocab
+        ),
         "nsp_random_share": random_share,
         "seq_length": seq_length,
         "padding_share": padding,
@@ -338,11 +343,6 @@ def _finish(
         report["warnings"].append(
             "nothing is held out, since that would leave fewer than two different documents to "
             "train on: divide the text into documents (--layout), or add --held_out=NAME=SOURCE"
-        )
-    if encoder.language == "zh" and not encoder.segmenter:
-        report["warnings"].append(
-            "no word segmenter: whole-word masking of Chinese would mask single characters "
-            "(--segmenter=jieba, extra zh)"
         )
     (folder / REPORT).write_text(json.dumps(report, indent=2, ensure_ascii=False) + "\n")
     fingerprint = {"dataset": digest_of_folder(folder), "vocab": tokenizer.fingerprint}

@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from bertjax.data.encoder import EncodedChunk
 from bertjax.data.pairs import RANDOM, Examples, Index
+from bertjax.data.tokenizer import CJK
 from bertjax.errors import UserError
 
 # Upper ends of the histogram of sentence lengths, in tokens.
 LENGTH_BINS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
+NO_WORDS = (
+    "no word segmenter: whole-word masking of Chinese would mask single characters "
+    "(--segmenter=jieba, extra zh)"
+)
+_IDEOGRAPH = re.compile(f"[{CJK}]")
 _WORDS = {
     "invalid_utf8": "invalid UTF-8 sequences were replaced",
     "empty_files": "files were empty",
@@ -136,6 +143,17 @@ def pair_figures(corpus: Index, seq_length: int, sample: int = 2000) -> tuple[fl
     return sum(plan.label == RANDOM for plan in plans) / len(plans), padding
 
 
+def ideograph_share(counts: np.ndarray, vocab: Sequence[str]) -> float:
+    """Share of the tokens that are one CJK ideograph, from how often each id occurs."""
+    single = np.array([len(token) == 1 and bool(_IDEOGRAPH.match(token)) for token in vocab])
+    return _ratio(int(counts[single[: len(counts)]].sum()), int(counts.sum()))
+
+
+def lacks_words(report: Mapping[str, Any]) -> bool:
+    """Whether whole-word masking would mask single characters, for want of a segmenter."""
+    return report["ideograph_share"] > 0.3 and not report["segmenter"]
+
+
 def warnings(report: Mapping[str, Any]) -> list[str]:
     """One sentence for each figure that looks wrong, with its likely cause."""
     found = []
@@ -175,6 +193,8 @@ def warnings(report: Mapping[str, Any]) -> list[str]:
             "and nothing is held out: divide it by blank lines or files (--layout), or train "
             "without nsp"
         )
+    if lacks_words(report):
+        found.append(NO_WORDS)
     found += [f"{number:,} {_WORDS[name]}" for name, number in report["counts"].items() if number]
     return found
 

@@ -23,6 +23,7 @@ from bertjax.data.corpus import open_source
 from bertjax.data.display import display
 from bertjax.data.loader import PretrainLoader
 from bertjax.data.masking import mask_counts, mask_tokens
+from bertjax.data.report import NO_WORDS, lacks_words
 from bertjax.data.store import PreparedCorpus
 from bertjax.data.tokenizer import SPECIAL_TOKENS, Tokenizer
 from bertjax.errors import UserError
@@ -165,6 +166,7 @@ class Pretrain(Task):
 
     def _open(self, corpus: str) -> None:
         data, steps = self.config.data, self.config.train
+        self._report = builder.read_report(corpus)
         self._fingerprint = json.loads((epath.Path(corpus) / builder.FINGERPRINT).read_text())
         self._corpora: dict[str, PreparedCorpus]
         self._corpora = {s: PreparedCorpus(corpus, s) for s in builder.split_names(corpus)}
@@ -185,8 +187,19 @@ class Pretrain(Task):
         self._unigram = _unigram(self._corpora["train"].token_counts(self.tokenizer.vocab_size))
 
     def notes(self) -> list[str]:
-        """What of the text is cut, left out or not evaluated, one sentence each."""
-        return [*self._loaders["train"].notes(), *self._no_pairs.values()]
+        """What there is to train on, and what of it looks wrong, is cut, left out or not
+        evaluated: one sentence each."""
+        found = self._report
+        sizes = [f"{s} {n['documents']:,} documents" for s, n in found["splits"].items()]
+        warnings = [w for w in found["warnings"] if w != NO_WORDS]
+        if self.config.data.whole_word and lacks_words(found):
+            warnings.append(NO_WORDS)
+        return [
+            f"{found['splits']['train']['tokens']:,} tokens to train on ({', '.join(sizes)})",
+            *(f"warning: {warning}" for warning in warnings),
+            *self._loaders["train"].notes(),
+            *self._no_pairs.values(),
+        ]
 
     def _open_split(self, split: str) -> PretrainLoader:
         """Its loader. A held-out split of one document, say, has no sentence pairs: it is

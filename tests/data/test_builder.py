@@ -160,6 +160,16 @@ def test_special_tokens_typed_in_a_text_are_text(tmp_path, vocab):
     assert not ids & {0, 2, 3, 4}
 
 
+def test_chinese_without_a_segmenter_is_warned_of_whatever_its_language_is_called(tmp_path):
+    lines = "这是一个句子。那是另一个。\n他们来了。\n\n我们走了。\n天气很好。\n\n" * 5
+    source = write(tmp_path / "a.txt", lines)
+    for language in ("zh", "zh-Hant", "en"):
+        figures = read_report(prepare(source, "train:100", tmp_path / language, language=language))
+        assert 0.7 < figures["ideograph_share"] < 1  # the others are full stops
+        assert report.NO_WORDS in figures["warnings"]
+        assert not report.lacks_words(figures | {"segmenter": "jieba"})
+
+
 # Held-out documents
 
 

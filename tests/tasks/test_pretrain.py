@@ -103,6 +103,22 @@ def test_evaluation_counts_every_example_once_whatever_the_batch(corpus):
             assert value == pytest.approx(results[0][name], rel=1e-5), name
 
 
+def test_a_run_says_what_it_trains_on_and_what_looks_wrong(tmp_path):
+    documents = [
+        "这是一个句子。那是另一个。\n他们来了。",
+        "我们走了。\n天气很好。",
+        "你好。\n再见。",
+    ]
+    (tmp_path / "text.txt").write_text("\n\n".join(documents * 9))
+    out = builder.prepare(str(tmp_path / "text.txt"), "train:100", tmp_path / "out", language="zh")
+    words = "whole-word masking of Chinese would mask single characters"
+    for whole_word in (True, False):
+        said = "\n".join(task_of(out, **{"data.whole_word": whole_word}).notes())
+        assert "tokens to train on (train 18 documents, validation 9 documents)" in said
+        assert "warning: 89 % of the documents repeat another one" in said
+        assert (words in said) == whole_word
+
+
 def test_a_held_out_set_without_pairs_is_evaluated_without_them(tmp_path):
     (tmp_path / "text.txt").write_text(text(60, 6))
     (tmp_path / "one.txt").write_text(text(1, 40, seed=1))
