@@ -24,7 +24,8 @@ TF1 checkpoint. Casing and vocabulary are the checkpoint's own.
   python -m bertjax.predict score --checkpoint=runs/tiny "the dog barks" "the dog bark"
   python -m bertjax.predict embed --checkpoint=runs/tiny --layers=-1,-2 --pooling=cls < texts.txt
 
-Texts are the arguments, the lines of --file, or the lines of standard input. On a terminal the
+Texts are the arguments (behind -- where one begins with a dash), the lines of --file, or the lines
+of standard input. On a terminal the
 answers are tables; in a pipe, or with --json, one JSON object a line, in the order of the texts.
 A text beyond the model's length (or --max_length) is read in windows that overlap; a classifier
 that was trained here reads it as it was trained to, and says so where that cuts it.
@@ -112,20 +113,21 @@ def read_texts(texts: Sequence[str], file: str | None) -> list[str]:
         raise UserError("texts were given as arguments and by --file; give one of the two.")
     if texts:
         return list(texts)
-    name = file or "-"
+    name = "-" if file is None else file
     if file is None and sys.stdin.isatty():
         raise UserError("no text: give it as an argument, by --file or on standard input.")
+    where = "standard input" if name == "-" else name
     try:
         data = sys.stdin.buffer.read() if name == "-" else pathlib.Path(name).read_bytes()
         lines = data.decode("utf-8-sig").split("\n")
     except OSError as error:
         raise UserError(f"--file={name} cannot be read: {error.strerror}.") from error
     except UnicodeDecodeError as error:
-        raise UserError(f"{name} is not UTF-8 at byte {error.start}; convert it first.") from error
+        raise UserError(f"{where} is not UTF-8 at byte {error.start}; convert it first.") from error
     if lines[-1] == "":
         lines.pop()
     if not lines:
-        raise UserError(f"{'standard input' if name == '-' else name} holds no text.")
+        raise UserError(f"{where} holds no text.")
     return [line.removesuffix("\r") for line in lines]
 
 
@@ -202,11 +204,19 @@ _COLUMNS = {
 }
 
 
+def _json(value: dict[str, Any]) -> str:
+    """One line of JSON; raises UserError for NaN and infinity, which JSON has not."""
+    try:
+        return json.dumps(value, ensure_ascii=False, allow_nan=False)
+    except ValueError as error:
+        raise UserError("an answer is not finite; ask with --dtype=float32.") from error
+
+
 def show(command: str, answers: Iterator[dict[str, Any]], as_json: bool) -> None:
     """Print answers: a JSON object a line at once, or a table at the end."""
     if as_json:
         for answer in answers:
-            print(json.dumps(answer, ensure_ascii=False), flush=True)
+            print(_json(answer), flush=True)
         return
     import rich.console
     import rich.markup
@@ -227,7 +237,7 @@ def _show_vectors(args: argparse.Namespace, texts: list[str], vectors: Iterator[
 
     if not (args.out or args.cosine) and args.json:
         for text, vector in zip(texts, vectors, strict=True):
-            print(json.dumps({"text": text, "vector": vector.tolist()}, ensure_ascii=False))
+            print(_json({"text": text, "vector": vector.tolist()}))
         return
     table = np.stack(list(vectors))
     if args.out:
@@ -240,7 +250,7 @@ def _show_vectors(args: argparse.Namespace, texts: list[str], vectors: Iterator[
     if args.json:
         if args.cosine:
             matrix = inference.cosines(table).tolist()
-            print(json.dumps({"texts": texts, "cosines": matrix}, ensure_ascii=False))
+            print(_json({"texts": texts, "cosines": matrix}))
         return
     import rich.console
     import rich.markup

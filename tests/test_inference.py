@@ -156,8 +156,8 @@ def test_a_mask_in_a_long_text_is_filled_once(mlm) -> None:
 
 
 def test_score_masks_each_token_in_turn(mlm) -> None:
-    found = list(inference.score(mlm, ["the quick fox", "\u200b", "dog"]))
-    assert [answer["tokens"] for answer in found] == [3, 0, 1]
+    found = list(inference.score(mlm, ["the quick fox", "dog"]))
+    assert [answer["tokens"] for answer in found] == [3, 1]
     ids, _ = ids_of(mlm, "the quick fox")
     expected = 0.0
     for column in (1, 2, 3):
@@ -311,6 +311,23 @@ def test_a_wrong_vocabulary_is_warned_of() -> None:
     bert = api.prepare(dataclasses.replace(model, tokenizer=cased))
     with pytest.warns(UserWarning, match=r"2 of 3 tokens are \[UNK\]: is this cased vocabulary"):
         list(inference.score(bert, ["The Quick fox"]))
+
+
+@pytest.mark.parametrize("text", ["\u200b", "\x00\x08", "\u0301", "\ud800"])
+def test_a_text_of_which_nothing_is_left_is_refused(mlm, classifier, tagger, reader, text) -> None:
+    for question in (
+        inference.embed(mlm, ["a", text]),
+        inference.score(mlm, ["a", text]),
+        inference.classify(classifier, ["a", text]),
+        inference.tag(tagger, ["a", text]),
+        inference.answer(reader, ["the dog", text], ["is it ?"] * 2),
+    ):
+        with pytest.raises(UserError, match="text 2 has no characters that a token stands for"):
+            next(question)
+    with pytest.raises(UserError, match="question 1 has no characters"):
+        next(inference.answer(reader, ["the dog"], [text]))
+    with pytest.raises(UserError, match="text 1 has no token to score"):
+        next(inference.score(mlm, ["[MASK]"]))
 
 
 def test_questions_that_cannot_be_answered(mlm, classifier) -> None:

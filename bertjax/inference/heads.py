@@ -15,7 +15,6 @@ import numpy as np
 
 from bertjax.api import Bert
 from bertjax.data.tokenizer import CJK
-from bertjax.errors import UserError
 from bertjax.inference.batching import Limits, Progress, Row, by_text, no_progress, run
 from bertjax.inference.language import check_texts, encode, inputs_of
 from bertjax.tasks.classify import MULTI, REGRESSION, label_probabilities
@@ -104,7 +103,9 @@ def _text_rows(
         size, rule, overlap = limits.max_length, "windows", limits.overlap
     # As in training, special tokens typed in a text that is classified are text.
     first = encode(bert, texts, warn, False)
-    second = [None] * len(first) if pairs is None else encode(bert, pairs, warn, False)
+    second = (
+        [None] * len(first) if pairs is None else encode(bert, pairs, warn, False, "second text")
+    )
     rows, cut = [], 0
     for number, (a, b) in enumerate(zip(first, second, strict=True)):
         parts, was_cut = text_rows(
@@ -207,7 +208,7 @@ def answer(
         limits = Limits(trained["seq_length"], trained["window_overlap"])
     limits = limits or Limits.of(bert)
     most = trained.get("max_question_tokens", MAX_QUESTION)
-    asked = encode(bert, questions, warn, False)
+    asked = encode(bert, questions, warn, False, "question")
     cut = sum(len(ids) > most for ids in asked)
     if cut:
         warn(f"{cut} of {len(asked)} questions are longer than {most} tokens and were cut")
@@ -216,8 +217,6 @@ def answer(
     for number, (context, question) in enumerate(zip(contexts, asked, strict=True)):
         encoded = tokenizer.encode(context, special_tokens=False)
         offsets.append(encoded.offsets)
-        if not encoded.ids:
-            raise UserError(f"text {number + 1} has no characters that a token stands for.")
         windows.append(
             question_windows(
                 question, encoded.ids, size=limits.max_length, max_question=most,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import math
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -36,14 +37,21 @@ def encode(
     texts: Sequence[str],
     warn: Callable[[str], None],
     special_tokens: bool | None = None,
+    what: str = "text",
 ) -> list[list[int]]:
     """Ids of texts without [CLS] and [SEP]; warns of what looks wrong.
 
     Two things are warned of: [CLS] and [SEP] typed by hand, and a share of [UNK] that tells of a
     wrong vocabulary or casing.
+
+    Raises:
+        UserError: a text of which nothing is left, such as one of control characters alone.
     """
     tokenizer = bert.require_tokenizer()
     encoded = tokenizer.encode_batch(list(texts), special_tokens)
+    for number, ids in enumerate(encoded):
+        if not ids:
+            raise UserError(f"{what} {number + 1} has no characters that a token stands for.")
     typed = [i + 1 for i, text in enumerate(texts) if CLS in text or SEP in text]
     if typed:
         warn(
@@ -181,6 +189,9 @@ def score(
     check_texts(texts)
     encoded = encode(bert, texts, warn)
     special = set(tokenizer.special_ids) - {tokenizer.unk_id}
+    for number, ids in enumerate(encoded):
+        if special.issuperset(ids):
+            raise UserError(f"text {number + 1} has no token to score but special ones.")
     total = sum(i not in special for ids in encoded for i in ids)
 
     def masked_rows() -> Iterator[Row]:
@@ -194,7 +205,7 @@ def score(
     results = run(bert, bert.params, masked_rows(), _log_likelihoods(bert.config), progress, total)
     for text, group in zip(texts, by_text(results, len(texts)), strict=True):
         likelihoods = [float(values[0]) for _, values in group]
-        yield {"text": text, "log_likelihood": sum(likelihoods), "tokens": len(likelihoods)}
+        yield {"text": text, "log_likelihood": math.fsum(likelihoods), "tokens": len(likelihoods)}
 
 
 def embed(

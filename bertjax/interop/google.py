@@ -6,11 +6,12 @@ import pathlib
 import re
 
 from bertjax.errors import UserError
-from bertjax.interop.huggingface import read_config, read_json
+from bertjax.interop.huggingface import read_config
 from bertjax.interop.names import GOOGLE
 from bertjax.interop.published import Published, assemble
 from bertjax.interop.tensor_bundle import Bundle
 from bertjax.interop.vocabulary import load_tokenizer
+from bertjax.interop.weights import read_json
 
 CONFIG = "bert_config.json"
 _SHARD = re.compile(r"\.data-\d+-of-\d+$")
@@ -25,7 +26,7 @@ def find_prefix(path: pathlib.Path) -> pathlib.Path | None:
         UserError: a folder holds several checkpoints and no file `checkpoint` says which.
     """
     name = _SHARD.sub("", path.name).removesuffix(".index").removesuffix(".meta")
-    if path.with_name(f"{name}.index").is_file():
+    if name and path.with_name(f"{name}.index").is_file():
         return path.with_name(name)
     if not path.is_dir():
         return None

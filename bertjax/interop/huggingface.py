@@ -9,19 +9,16 @@ import shutil
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import ml_dtypes  # noqa: F401  (safetensors asks NumPy for 'bfloat16', which this registers)
 import numpy as np
-from safetensors import SafetensorError, safe_open
+from safetensors import SafetensorError
 from safetensors.numpy import save_file
 
 from bertjax.errors import UserError
 from bertjax.interop.names import HUGGINGFACE, export_tensor, get, tensors_of
 from bertjax.interop.published import Published, assemble, check_config
 from bertjax.interop.vocabulary import load_tokenizer, write_tokenizer
+from bertjax.interop.weights import INDEX, WEIGHTS, read_json, read_weights, weight_files
 
-WEIGHTS = "model.safetensors"
-INDEX = "model.safetensors.index.json"
-PICKLED = "pytorch_model.bin"
 # What a hub name brings: never a pickle.
 _FILES = ["config.json", "*.safetensors", INDEX, "vocab.txt", "tokenizer*.json"]
 
@@ -70,18 +67,6 @@ _HUB_NAME = re.compile(r"[\w.-]+(/[\w.-]+)?")
 _BUFFERS = ("embeddings.position_ids", "embeddings.token_type_ids")
 
 
-def read_json(path: pathlib.Path) -> dict[str, Any]:
-    """A JSON object from a file; raises UserError naming the file."""
-    try:
-        value = json.loads(path.read_bytes())
-    except (OSError, ValueError, RecursionError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "it is not JSON"
-        raise UserError(f"{path} cannot be read: {reason}.") from error
-    if not isinstance(value, dict):
-        raise UserError(f"{path} holds a {type(value).__name__}, not a JSON object.")
-    return value
-
-
 def read_config(raw: Mapping[str, Any], where: str) -> dict[str, Any]:
     """Fields of BertConfig from a config.json or bert_config.json, checked.
 
@@ -91,7 +76,16 @@ def read_config(raw: Mapping[str, Any], where: str) -> dict[str, Any]:
     kind = raw.get("model_type", "bert")
     if kind != "bert":
         raise UserError(f"{where}: model_type is '{kind}'; only 'bert' can be read.")
-    for field, expected in (("position_embedding_type", "absolute"), ("is_decoder", False)):
+    names = raw.get("architectures") or []
+    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+        raise UserError(f"{where}: architectures is {names!r}, which is no list of class names.")
+    if "model_type" not in raw and names and not any(name.startswith("Bert") for name in names):
+        raise UserError(f"{where}: the architecture is {names[0]}; only BERT's can be read.")
+    for field, expected in (
+        ("position_embedding_type", "absolute"),
+        ("is_decoder", False),
+        ("add_cross_attention", False),
+    ):
         if raw.get(field, expected) != expected:
             raise UserError(f"{where}: {field} is {raw[field]!r}; only {expected!r} can be read.")
     config = {ours: raw.get(theirs, default) for ours, theirs, default in _CONFIG}
@@ -125,51 +119,6 @@ def _hub_folder(name: str) -> pathlib.Path:
                 f"'{name}' is no path here, is not in the hub's cache and could not be fetched "
                 f"from the hub ({type(error).__name__}); check the name and the network."
             ) from error
-
-
-def _weight_files(folder: pathlib.Path) -> list[pathlib.Path]:
-    """The safetensors files of a folder: one, or the shards that its index names."""
-    if (folder / WEIGHTS).exists():
-        return [folder / WEIGHTS]
-    if (folder / INDEX).exists():
-        shards = read_json(folder / INDEX).get("weight_map")
-        if not isinstance(shards, dict) or not shards:
-            raise UserError(f"{folder / INDEX} has no weight_map; fetch it again.")
-        names = sorted(set(map(str, shards.values())))
-        for name in names:
-            if name != pathlib.PurePath(name).name or not (folder / name).is_file():
-                raise UserError(f"{folder / INDEX} names the shard '{name}', which is not there.")
-        return [folder / name for name in names]
-    if list(folder.glob("pytorch_model*.bin")):
-        refuse_pickle(folder / PICKLED)
-    raise UserError(f"{folder} holds no weights ({WEIGHTS} or {INDEX}).")
-
-
-def refuse_pickle(path: pathlib.Path) -> None:
-    """Raises UserError: a pickle can run any code, so it is never opened here."""
-    target = path.with_name(WEIGHTS)
-    raise UserError(
-        f"{path} is a pickle, which is never opened here because it can run any code; where "
-        f'torch is installed, convert it once: python -c "import torch, safetensors.torch as s; '
-        f"s.save_file({{k: v.clone() for k, v in torch.load('{path}', weights_only=True).items()}}"
-        f", '{target}', {{'format': 'pt'}})\""
-    )
-
-
-def _read_weights(files: list[pathlib.Path]) -> dict[str, np.ndarray]:
-    """All arrays by name."""
-    arrays: dict[str, np.ndarray] = {}
-    for path in files:
-        try:
-            with safe_open(path, "numpy") as file:
-                for name in file.keys():  # noqa: SIM118  (not a dict)
-                    arrays[name] = file.get_tensor(name)
-        except (SafetensorError, OSError, TypeError, ValueError) as error:
-            reason = " ".join(str(error).split())[:200]
-            raise UserError(
-                f"{path} is not a sound safetensors file ({reason}); fetch it again."
-            ) from error
-    return arrays
 
 
 def _canonical(arrays: Mapping[str, np.ndarray], where: str) -> dict[str, np.ndarray]:
@@ -220,10 +169,15 @@ def _untie(arrays: dict[str, np.ndarray], where: str) -> list[str]:
 
 
 def _heads(raw: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) -> tuple[str, ...]:
-    """The heads to look for, by the architecture's name, else by the names of the tensors."""
+    """The heads to look for, by the architecture's name, else by the names of the tensors.
+
+    bert-base-uncased is a BertForMaskedLM with the NSP head beside it: of pretraining, every head
+    that is there is taken.
+    """
     for architecture in raw.get("architectures") or ():
         if architecture in _ARCHITECTURES:
-            return _ARCHITECTURES[architecture]
+            heads = _ARCHITECTURES[architecture]
+            return ("mlm", "nsp") if set(heads) <= {"mlm", "nsp"} else heads
         if "classifier.weight" in arrays:  # BertForMultipleChoice and strangers
             return ("mlm", "nsp", "span")
     pooled = "bert.pooler.dense.weight" in arrays
@@ -236,13 +190,27 @@ def _labels(raw: Mapping[str, Any], params: Mapping[str, Any], where: str) -> li
     bias = get(params, "tagger/dense/bias") if bias is None else bias
     if bias is None:
         return None
-    names = raw.get("id2label") or {str(i): f"LABEL_{i}" for i in range(len(bias))}
-    if not isinstance(names, dict) or sorted(map(str, names)) != sorted(map(str, range(len(bias)))):
-        raise UserError(
-            f"{where}: id2label names {len(names)} classes, but the head has {len(bias)} outputs."
+    count = len(bias)
+    stated = raw.get("num_labels", count)
+    names = raw.get("id2label") or {str(i): f"LABEL_{i}" for i in range(count)}
+    if not isinstance(names, dict):
+        raise UserError(f"{where}: id2label is a {type(names).__name__}, not a JSON object.")
+    if len(names) != count or stated != count:
+        what = (
+            f"id2label names {len(names)} classes" if stated == count else f"num_labels is {stated}"
         )
-    by_number = {int(number): str(name) for number, name in names.items()}
-    return [by_number[i] for i in range(len(bias))]
+        raise UserError(f"{where}: {what}, but the head has {count} outputs.")
+    by_number = {str(number): str(name) for number, name in names.items()}
+    if set(by_number) != set(map(str, range(count))):
+        raise UserError(
+            f"{where}: id2label has the numbers {', '.join(by_number)}, but the outputs of the "
+            f"head are 0 to {count - 1}."
+        )
+    labels = [by_number[str(i)] for i in range(count)]
+    twice = next((name for name in labels if labels.count(name) > 1), None)
+    if twice is not None:
+        raise UserError(f"{where}: id2label gives the name '{twice}' to two classes.")
+    return labels
 
 
 def _problem_type(raw: Mapping[str, Any], labels: Sequence[str] | None, where: str) -> str:
@@ -250,6 +218,8 @@ def _problem_type(raw: Mapping[str, Any], labels: Sequence[str] | None, where: s
     name = raw.get("problem_type")
     if name is None:
         return "regression" if labels is not None and len(labels) == 1 else "single_label"
+    if name == PROBLEM_TYPES["regression"] and labels is not None and len(labels) > 1:
+        raise UserError(f"{where}: {name} with {len(labels)} outputs; only one number can be read.")
     for ours, theirs in PROBLEM_TYPES.items():
         if name == theirs:
             return ours
@@ -273,11 +243,11 @@ def read(path: str) -> Published:
         if not _HUB_NAME.fullmatch(path):
             raise UserError(f"{path} does not exist.")
         folder = _hub_folder(path)
-    files = _weight_files(folder)
+    files = weight_files(folder)
     where = str(folder / "config.json")
     raw = read_json(folder / "config.json")
     config = read_config(raw, where)
-    arrays = _canonical(_read_weights(files), str(folder))
+    arrays = _canonical(read_weights(files), str(folder))
     notes = _untie(arrays, str(folder))
     params, coverage = assemble(arrays, HUGGINGFACE, config, _heads(raw, arrays), str(folder))
     labels = _labels(raw, params, where)

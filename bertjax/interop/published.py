@@ -127,6 +127,10 @@ def check_config(config: Mapping[str, Any], where: str) -> None:
         value = config[name]
         if not isinstance(value, int) or isinstance(value, bool):
             raise UserError(f"{where}: {name} is {value!r}, which is not a whole number.")
+    for name in ("hidden_dropout", "attention_dropout", "layer_norm_eps", "initializer_range"):
+        value = config[name]
+        if not isinstance(value, int | float) or isinstance(value, bool) or not 0 <= value < 1:
+            raise UserError(f"{where}: {name} is {value!r}; it must be a number in [0, 1).")
     try:
         BertConfig(**config)
     except (ValueError, TypeError) as error:
@@ -155,6 +159,28 @@ def _check_shapes(
                     f"{where}: the config says {what}, but tensor '{name}' has the shape "
                     f"{shape}; one of the two files belongs to another model."
                 )
+
+
+def _imported(
+    tensor: Tensor, source: Mapping[str, np.ndarray], style: str, layers: int, where: str
+) -> np.ndarray:
+    """Our array; raises UserError where it is not of weights: integers, NaN or infinity."""
+    names = tensor.names(style, layers)
+    for name in names:
+        if source[name].dtype.kind in "iub":
+            raise UserError(
+                f"{where}: tensor '{name}' holds {source[name].dtype}, not floating point; "
+                "quantised weights are not read here."
+            )
+    with np.errstate(over="ignore"):  # float64 beyond float32: found below
+        array = import_tensor(tensor, source, style, layers)
+        if not np.isfinite(array).all():
+            bad = [n for n in names if not np.isfinite(source[n].astype(np.float32)).all()]
+            raise UserError(
+                f"{where}: tensor '{bad[0]}' holds NaN or infinity, so the model can answer "
+                "nothing; take another checkpoint."
+            )
+    return array
 
 
 def _missing_layers(tensor_names: Sequence[str], num_layers: int) -> str:
@@ -186,6 +212,11 @@ def assemble(
     layers = config["num_layers"]
     params: dict[str, Any] = {}
     used: set[str] = set()
+    if layers > len(source):
+        raise UserError(
+            f"{where}: the config says num_layers={layers}, but only {len(source)} tensors are "
+            "there; one of the two files belongs to another model."
+        )
     encoder = [name for t in tensors_of(()) for name in t.names(style, layers)]
     found = [name for name in encoder if name in source]
     if not found:
@@ -200,13 +231,15 @@ def assemble(
         absent = tensor.head != "bert" and not any(name in source for name in siblings)
         if not names or absent or (missing and tensor.path.startswith("bert/pooler")):
             continue
+        if missing and tensor.head != "bert":
+            raise UserError(f"{where}: the {tensor.head} head lacks {_some(missing)}.")
         if missing:
             raise UserError(
                 f"{where}: only {len(found)} of {len(encoder)} encoder tensors are there, "
                 f"missing: {_some(missing)}{_missing_layers(missing, layers)}."
             )
         _check_shapes(tensor, source, style, config, where)
-        put(params, tensor.path, import_tensor(tensor, source, style, layers))
+        put(params, tensor.path, _imported(tensor, source, style, layers, where))
         used.update(names)
     left_over = sorted(set(source) - used)
     deeper = [t.names(style, layers + 1)[-1] for t in TENSORS if t.layered]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import pathlib
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import tokenizers
@@ -14,12 +14,24 @@ from tokenizers import decoders, models, normalizers, pre_tokenizers, processors
 from bertjax.data.tokenizer import CONFIG_FILE, JSON_FILE, SPECIAL_TOKENS, VOCAB_FILE, Tokenizer
 from bertjax.errors import UserError
 from bertjax.interop.names import get, padded
+from bertjax.interop.weights import read_json
 
 if TYPE_CHECKING:
     from bertjax.interop.published import Published
 
+ADDED_FILE = "added_tokens.json"
 # A tensor's axis of vocabulary rows is its first.
 _VOCAB_TENSORS = ("bert/embeddings/word_embeddings/embedding", "mlm/bias")
+
+
+# Classes of transformers whose rules are BERT's.
+_CLASSES = ("Bert", "DistilBert", "Electra", "MobileBert", "Funnel", "ConvBert", "LayoutLM")
+_TOKENIZERS = {
+    "PreTrainedTokenizerFast", "TokenizersBackend", "BasicTokenizer",
+    *(f"{name}Tokenizer{fast}" for name in _CLASSES for fast in ("", "Fast")),
+}  # fmt: skip
+# A share of tokens with capitals above this tells of a vocabulary for text with capitals.
+_CASED = 0.01
 
 
 def load_tokenizer(
@@ -27,19 +39,88 @@ def load_tokenizer(
 ) -> tuple[Tokenizer | None, tuple[str, ...]]:
     """The tokenizer in a checkpoint's folder, or None, and remarks about it.
 
+    Tokens that were added to the vocabulary, in added_tokens.json or tokenizer.json, keep their
+    rows.
+
     Raises:
-        UserError: its number of tokens is not that of the embedding.
+        UserError: its number of tokens is not that of the embedding, its rules are not BERT's, or
+            a file is damaged.
     """
     if not any((folder / name).exists() for name in (VOCAB_FILE, JSON_FILE)):
         return None, (f"{folder} has no {VOCAB_FILE} or {JSON_FILE}: it works on ids alone",)
-    tokenizer = Tokenizer.load(folder)
+    settings = _check_settings(folder)
+    try:
+        tokenizer, remarks = _with_added_tokens(folder, Tokenizer.load(folder), vocab_size)
+    except UserError:
+        raise
+    except (AttributeError, IndexError, KeyError, MemoryError, TypeError, ValueError) as error:
+        raise UserError(f"the tokenizer in {folder} is damaged ({error!r}); restore it.") from error
     if tokenizer.vocab_size != vocab_size:
         raise UserError(
             f"the vocabulary in {folder} has {tokenizer.vocab_size} tokens but the embedding has "
             f"{vocab_size} rows; put the vocabulary of this model there (rows without a token "
             "need lines such as [unused1])."
         )
-    return tokenizer, ()
+    if settings.get("never_split"):
+        remarks.append(f"never_split of {folder / CONFIG_FILE} is not followed")
+    capitals = sum(t.lower() != t and t[0] not in "[<" for t in tokenizer.vocab if t)
+    if tokenizer.settings["do_lower_case"] and capitals > _CASED * vocab_size:
+        remarks.append(
+            f"{folder} says that text is lower-cased, but {capitals} tokens of its vocabulary have "
+            f"capitals: should do_lower_case in {CONFIG_FILE} be false?"
+        )
+    return tokenizer, tuple(remarks)
+
+
+def _check_settings(folder: pathlib.Path) -> dict[str, Any]:
+    """The tokenizer's settings as stored; raises UserError where they cannot be followed."""
+    path = folder / CONFIG_FILE
+    config = read_json(path) if path.exists() else {}
+    for name in ("do_lower_case", "strip_accents", "tokenize_chinese_chars", "do_basic_tokenize"):
+        if config.get(name) not in (None, True, False):
+            raise UserError(f"{path}: {name} is {config[name]!r}; it must be true or false.")
+    kinds = [config.get("tokenizer_class")]
+    if (folder / "config.json").exists():
+        kinds.append(read_json(folder / "config.json").get("tokenizer_class"))
+    for kind in filter(None, kinds):
+        if kind not in _TOKENIZERS:
+            raise UserError(
+                f"the tokenizer in {folder} is a {kind}, whose rules are not those of "
+                "BertTokenizer; only those can be followed."
+            )
+    for token in SPECIAL_TOKENS:
+        name = f"{token[1:-1].lower()}_token"
+        given = config.get(name)
+        given = given.get("content") if isinstance(given, dict) else given
+        if given not in (None, token):
+            raise UserError(f"{path}: {name} is {given!r}; only {token!r} can be read.")
+    return config
+
+
+def _with_added_tokens(
+    folder: pathlib.Path, tokenizer: Tokenizer, vocab_size: int
+) -> tuple[Tokenizer, list[str]]:
+    """The tokenizer with the tokens that follow its vocabulary, and a remark about them."""
+    added: dict[str, int] = {}
+    if (folder / ADDED_FILE).exists():
+        added |= read_json(folder / ADDED_FILE)
+    if (folder / JSON_FILE).exists():
+        found = read_json(folder / JSON_FILE).get("added_tokens") or ()
+        added |= {token["content"]: token["id"] for token in found}
+    size = tokenizer.vocab_size
+    following = sorted((i, token) for token, i in added.items() if size <= i < vocab_size)
+    if [i for i, _ in following] == list(range(size, vocab_size)):
+        vocab = [*tokenizer.vocab, *(token for _, token in following)]
+        tokenizer = Tokenizer(vocab, **tokenizer.settings)
+    known = [t for t, i in added.items() if i < tokenizer.vocab_size and t not in SPECIAL_TOKENS]
+    cut = [t for t in known if tokenizer.encode(t).tokens != [t]]
+    if not cut:
+        return tokenizer, []
+    more = f" and {len(cut) - 1} more" if cut[1:] else ""
+    return tokenizer, [
+        f"the added token '{cut[0]}'{more} of {folder} keeps its row, but is cut like other text "
+        "where it is typed"
+    ]
 
 
 def write_tokenizer(folder: pathlib.Path, tokenizer: Tokenizer, max_length: int) -> None:
