@@ -24,9 +24,9 @@ TF1 checkpoint. Casing and vocabulary are the checkpoint's own.
   python -m bertjax.predict score --checkpoint=runs/tiny "the dog barks" "the dog bark"
   python -m bertjax.predict embed --checkpoint=runs/tiny --layers=-1,-2 --pooling=cls < texts.txt
 
-Texts are the arguments (behind -- where one begins with a dash), the lines of --file, or the lines
-of standard input. On a terminal the
-answers are tables; in a pipe, or with --json, one JSON object a line, in the order of the texts.
+Texts are the arguments (after -- where one begins with a dash), the lines of --file, or the lines
+of standard input. On a terminal the answers are tables; in a pipe, or with --json, one JSON object
+a line, in the order of the texts. A text of which no token is left is an error.
 A text beyond the model's length (or --max_length) is read in windows that overlap; a classifier
 that was trained here reads it as it was trained to, and says so where that cuts it.
 """
@@ -38,6 +38,7 @@ COMMANDS = {
     "embed": "a vector for each text",
     "score": "pseudo-log-likelihood of each text: every token masked in turn",
 }
+CHECKPOINT = "a workdir or one step, a Hugging Face folder or hub name, a Google TF1 checkpoint"
 # A cosine matrix on the terminal has at most this many rows.
 MATRIX_ROWS = 12
 SHOWN_CHARACTERS = 60
@@ -57,7 +58,7 @@ def parser() -> cli.ArgumentParser:
     for name, line in COMMANDS.items():
         command = commands.add_parser(name, help=line, description=line)
         command.add_argument("texts", nargs="*", metavar="TEXT")
-        command.add_argument("--checkpoint", required=True, help="any checkpoint, see above")
+        command.add_argument("--checkpoint", required=True, help=CHECKPOINT)
         command.add_argument("--step", type=int, help="step of a workdir (default: best, or last)")
         command.add_argument("--file", help="a text a line, UTF-8; - is standard input")
         command.add_argument("--json", action="store_true", help="JSON lines on a terminal, too")
@@ -91,7 +92,12 @@ def parser() -> cli.ArgumentParser:
         help="whether there may be no answer (default: as the run was trained)",
     )
     embed = commands.choices["embed"]
-    embed.add_argument("--pooling", choices=("mean", "cls", "pooled"), default="mean")
+    embed.add_argument(
+        "--pooling",
+        choices=("mean", "cls", "pooled"),
+        default="mean",
+        help="the mean over tokens, the state of [CLS], or the pooler's output (default: mean)",
+    )
     embed.add_argument(
         "--layers",
         type=_layers,
