@@ -123,6 +123,11 @@ def _source(config: config_dict.ConfigDict) -> str:
     source = config.data.source
     if _is_prepared(source):
         return source
+    if source and (epath.Path(source) / builder.UNFINISHED).exists():
+        raise UserError(
+            f"config.data.source={source!r} was not finished: run its python -m bertjax.prepare "
+            "again"
+        )
     try:
         open_source(source)
     except UserError as error:

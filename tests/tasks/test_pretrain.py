@@ -278,3 +278,10 @@ def test_a_smoke_run_replaces_data_that_is_not_there(tmp_path, capsys):
     task = make_task(config, str(tmp_path))
     assert "embedded text" in capsys.readouterr().err
     assert next(task.train_batches(0, Rows()))["input_ids"].shape == (16, 32)
+
+
+def test_an_unfinished_corpus_is_not_replaced(tmp_path):
+    (tmp_path / "UNFINISHED").touch()
+    for smoke in (True, False):
+        with pytest.raises(UserError, match="was not finished"):
+            prepare_data(config_of(tmp_path, smoke=smoke), str(tmp_path / "run"))
