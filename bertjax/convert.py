@@ -67,6 +67,10 @@ def main(arguments: Sequence[str]) -> int:
     def say(line: str) -> None:
         print(line, file=sys.stderr if args.json else sys.stdout, flush=True)
 
+    if not args.to.strip():
+        raise UserError("--to is empty; name a new folder.")
+    if pathlib.Path(args.to).is_dir() and any(pathlib.Path(args.to).iterdir()):
+        raise UserError(f"--to={args.to} is not empty; name a new folder.")
     published = interop.read_checkpoint(args.source, args.step)
     say(f"{args.source}: {published.coverage}")
     if args.strict and (published.coverage.left_over or published.coverage.missing):

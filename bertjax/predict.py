@@ -215,7 +215,7 @@ def _json(value: dict[str, Any]) -> str:
     try:
         return json.dumps(value, ensure_ascii=False, allow_nan=False)
     except ValueError as error:
-        raise UserError("an answer is not finite; ask with --dtype=float32.") from error
+        raise UserError("an answer is not a finite number; ask with --dtype=float32.") from error
 
 
 def show(command: str, answers: Iterator[dict[str, Any]], as_json: bool) -> None:

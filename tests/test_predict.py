@@ -138,6 +138,31 @@ def test_bad_questions(models, arguments, message) -> None:
         predict.main([argument.format(m=models) for argument in arguments])
 
 
+def test_every_line_is_json_or_there_is_none() -> None:
+    with pytest.raises(UserError, match="not a finite number"):
+        predict.show("classify", iter([{"text": "a", "value": float("nan")}]), as_json=True)
+
+
+def test_the_reader_of_a_pipe_may_leave(models) -> None:
+    """As in `predict ... | head -1`: no traceback, exit code 141."""
+    command = [
+        sys.executable,
+        "-m",
+        "bertjax.predict",
+        "embed",
+        f"--checkpoint={models}/pretrained",
+    ]
+    options = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    with subprocess.Popen(command, **options) as process:
+        process.stdin.write(b"the quick fox\n" * 4000)
+        process.stdin.close()
+        first = process.stdout.readline()
+        process.stdout.close()
+        errors = process.stderr.read().decode()
+    assert json.loads(first)["text"] == "the quick fox"
+    assert process.returncode == 141 and "Traceback" not in errors
+
+
 def test_a_long_run_says_how_far_it_is(monkeypatch, capsys) -> None:
     clock = iter([0.0, 5.0, 11.0, 12.0, 22.0, 30.0])
     monkeypatch.setattr("time.monotonic", lambda: next(clock))
@@ -217,6 +242,8 @@ def test_convert_refuses(models, tmp_path) -> None:
     with pytest.raises(UserError, match="is not whole"):
         convert.main([f"--from={tmp_path}/no_pooler", f"--to={tmp_path}/out", "--strict"])
     assert not (tmp_path / "out").exists()
+    with pytest.raises(UserError, match="--to is empty"):
+        convert.main([f"--from={models}/pretrained", "--to="])
 
 
 PAGE = Path(__file__).parents[1] / "docs" / "checkpoints.md"

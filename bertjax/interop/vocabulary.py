@@ -183,6 +183,12 @@ def _new_words(tokenizer: Tokenizer, path: pathlib.Path) -> tuple[list[str], int
                 f"the word list {path} has '{line.strip()}', which the tokenizer cuts into "
                 f"{len(words)} words; a new token must be one word without punctuation."
             )
+        limit = tokenizer.settings["max_chars_per_word"]
+        if len(words[0]) > limit:
+            raise UserError(
+                f"the word list {path} has '{words[0][:40]}...' of {len(words[0])} characters; "
+                f"words of more than {limit} are [UNK] here (max_chars_per_word)."
+            )
         present += words[0] in known
         if words[0] not in known:
             new[words[0]] = None

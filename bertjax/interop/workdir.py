@@ -74,7 +74,21 @@ def read(path: str, step: int | None = None) -> Published:
     missing = [t.path for t in encoder if get(params, t.path) is None and not t.optional]
     if missing:
         raise UserError(f"{path} has no {', '.join(missing[:3])}, so it is no whole encoder.")
-    names = [n for t in encoder for n in t.names("huggingface", config["num_layers"])]
+    for tensor in tensors_of(heads):
+        array = get(params, tensor.path)
+        if array is not None and not np.isfinite(array).all():
+            raise UserError(
+                f"{path}: '{tensor.path}' holds NaN or infinity, so the model can answer nothing; "
+                "take another step."
+            )
+    expected, loaded = (
+        sum(len(t.names("huggingface", config["num_layers"])) for t in tensors)
+        for tensors in (encoder, [t for t in encoder if get(params, t.path) is not None])
+    )
+    absent = tuple(t.path for t in encoder if get(params, t.path) is None)
+    notes = [f"step {manifest.step} of {folder}"]
+    if tokenizer is None:
+        notes.append(f"{folder} has no {VOCAB_FILE} or {JSON_FILE}: it works on ids alone")
     labels = artifacts.get("labels")
     if labels is None and "classifier" in params:
         labels = [f"LABEL_{i}" for i in range(params["classifier"]["dense"]["bias"].shape[0])]
@@ -86,8 +100,8 @@ def read(path: str, step: int | None = None) -> Published:
         tokenizer=tokenizer,
         labels=None if labels is None else tuple(labels),
         problem_type=settings.get("data", {}).get("problem_type", "single_label"),
-        coverage=Coverage(len(names), len(names), heads, (), checksum(params)),
-        notes=(f"step {manifest.step} of {folder}",),
+        coverage=Coverage(loaded, expected, heads, (), checksum(params), absent),
+        notes=tuple(notes),
         settings={**settings, "artifacts": artifacts},
     )
 

@@ -63,6 +63,7 @@ def test_bad_word_lists(tmp_path) -> None:
         ("hello\nthe\n", "has no word that the vocabulary lacks"),
         ("two words\n", "'two words', which the tokenizer cuts into 2 words"),
         ("covid-19\n", "cuts into 3 words"),
+        ("x" * 101, "of 101 characters; words of more than 100 are"),
     ):
         path.write_text(text)
         with pytest.raises(UserError, match=message):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 
 import numpy as np
@@ -58,6 +59,24 @@ def test_the_best_step_else_the_one_asked_for(tmp_path) -> None:
     assert seed_of(step=3) == 3
     with pytest.raises(UserError, match="no step 7"):
         read_checkpoint(str(tmp_path / "run"), step=7)
+
+
+def test_what_a_workdir_lacks_is_counted(tmp_path) -> None:
+    model = published(("mlm",))
+    del model.params["bert"]["pooler"]
+    workdirs.write(str(tmp_path / "run"), dataclasses.replace(model, tokenizer=None))
+    found = read_checkpoint(str(tmp_path / "run"))
+    assert (found.coverage.loaded, found.coverage.expected) == (37, 39)
+    assert found.coverage.missing == ("bert/pooler/dense/kernel", "bert/pooler/dense/bias")
+    assert "it works on ids alone" in found.notes[-1]
+
+
+def test_a_run_that_diverged_is_refused(tmp_path) -> None:
+    model = published(("mlm",))
+    model.params["mlm"]["dense"]["bias"][2] = np.nan
+    workdirs.write(str(tmp_path / "run"), model)
+    with pytest.raises(UserError, match="'mlm/dense/bias' holds NaN or infinity"):
+        read_checkpoint(str(tmp_path / "run"))
 
 
 def test_bad_workdirs(tmp_path) -> None:
