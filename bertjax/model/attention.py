@@ -47,14 +47,30 @@ def attend(probabilities: jax.Array, value: jax.Array) -> jax.Array:
     return jnp.einsum("baqp,bpak->bqak", probabilities.astype(value.dtype), value)
 
 
-def attend_dropped(
-    probabilities: jax.Array, value: jax.Array, rate: float, dropout_key: jax.Array
+def attend_by_scores(
+    query: jax.Array,
+    key: jax.Array,
+    value: jax.Array,
+    attention_mask: jax.Array,
+    rate: float = 0.0,
+    dropout_key: jax.Array | None = None,
 ) -> jax.Array:
-    """`attend` with dropout of the probabilities, of which only the mask is kept."""
-    keep = ops.keep_mask(dropout_key, rate, probabilities.shape)
+    """Attention in plain operations: [B, S, A, K] three times, [B, S] -> [B, S, A, K].
+
+    `rate` of the probabilities is dropped where there is a key. For the backward pass the inputs
+    and the dropout mask are kept and the probabilities computed anew: they are most of a layer's
+    memory and little of its work.
+    """
+    keep = None
+    if dropout_key is not None and rate > 0.0:
+        batch, length, heads, _ = query.shape
+        keep = ops.keep_mask(dropout_key, rate, (batch, heads, length, length))
 
     @functools.partial(jax.checkpoint, prevent_cse=False)
-    def dropped(probabilities: jax.Array, value: jax.Array, keep: jax.Array) -> jax.Array:
-        return attend(ops.drop(probabilities, keep, rate), value)
+    def context(query: jax.Array, key: jax.Array, value: jax.Array) -> jax.Array:
+        probabilities = attention_probabilities(query, key, attention_mask, value.dtype)
+        if keep is not None:
+            probabilities = ops.drop(probabilities, keep, rate)
+        return attend(probabilities, value)
 
-    return dropped(probabilities, value, keep)
+    return context(query, key, value)

@@ -29,7 +29,8 @@ ACTIVATIONS: dict[str, Callable[[jax.Array], jax.Array]] = {
     "tanh": jnp.tanh,
 }
 DTYPES = {"float32": jnp.float32, "bfloat16": jnp.bfloat16, "float16": jnp.float16}
-# What the backward pass recomputes: nothing, all but matrix products, or every layer whole.
+# What the backward pass recomputes beside what cheap operations recompute of themselves: nothing,
+# all but matrix products, or every layer whole.
 REMAT_POLICIES: dict[str, Any] = {
     "none": None,
     "dots": jax.checkpoint_policies.dots_with_no_batch_dims_saveable,
@@ -135,10 +136,31 @@ def truncated_normal(config: BertConfig) -> Callable:
     return jax.nn.initializers.truncated_normal(config.initializer_range)
 
 
-def dense(config: BertConfig, features: int, axes: tuple[str, str], name: str) -> nn.Dense:
-    """A linear layer [..., in] -> [..., features], kernel [in, features] on logical `axes`."""
-    return nn.Dense(
+class ActivatedDense(nn.Dense):
+    """nn.Dense of activation(input)."""
+
+    activation: Callable[[jax.Array], jax.Array] | None = None
+
+    @nn.compact
+    def __call__(self, inputs: jax.Array) -> jax.Array:
+        return super().__call__(self.activation(inputs) if self.activation else inputs)
+
+
+def dense(
+    config: BertConfig,
+    features: int,
+    axes: tuple[str, str],
+    name: str,
+    activation: Callable[[jax.Array], jax.Array] | None = None,
+) -> nn.Dense:
+    """A linear layer [..., in] -> [..., features], kernel [in, features] on logical `axes`.
+
+    With `activation`, that of its input, which the backward pass computes anew, as it does the
+    kernel in the compute dtype: the input before it and the parameters are kept anyway.
+    """
+    return nn.remat(ActivatedDense, prevent_cse=False)(
         features,
+        activation=activation,
         dtype=config.compute_dtype,
         param_dtype=jnp.float32,
         kernel_init=partitioned(truncated_normal(config), *axes),
@@ -243,15 +265,14 @@ class SelfAttention(nn.Module):
 
         query, key, value = heads("query"), heads("key"), heads("value")
         probabilities = None
+        dropped = not deterministic and c.attention_dropout > 0.0
+        dropout_key = self.make_rng("dropout") if dropped else None
+        if want_attention:
+            probabilities = attention.attention_probabilities(query, key, attention_mask)
         if self.attention_fn is None or want_attention:
-            dtype = jnp.float32 if want_attention else c.compute_dtype
-            probabilities = attention.attention_probabilities(query, key, attention_mask, dtype)
-            if deterministic or c.attention_dropout == 0.0:
-                context = attention.attend(probabilities, value)
-            else:
-                context = attention.attend_dropped(
-                    probabilities, value, c.attention_dropout, self.make_rng("dropout")
-                )
+            context = attention.attend_by_scores(
+                query, key, value, attention_mask, c.attention_dropout, dropout_key
+            )
         else:
             context = self.attention_fn(query, key, value, attention_mask)
         context = context.reshape(x.shape)  # [B, S, A, K] -> [B, S, H]
@@ -269,8 +290,8 @@ class FeedForward(nn.Module):
     def __call__(self, x: jax.Array, deterministic: bool) -> jax.Array:
         c = self.config
         y = dense(c, c.intermediate_size, ("embed", "mlp"), "intermediate")(x)
-        y = ACTIVATIONS[c.hidden_act](y)
-        y = dense(c, c.hidden_size, ("mlp", "embed"), "output")(y)
+        activation = ACTIVATIONS[c.hidden_act]
+        y = dense(c, c.hidden_size, ("mlp", "embed"), "output", activation)(y)
         y = Dropout(c.hidden_dropout)(y, deterministic)
         return layer_norm(c)(x + y)
 
