@@ -66,6 +66,7 @@ def test_json_is_all_of_standard_output(tmp_path):
         (["--source=python_docs", "--vocab=train:2000", "--out=o", "--seq_length=2"], "too short"),
         (["--source=python_docs", "--vocab=", "--out=o"], "vocab is empty"),
         (["--source=python_docs", "--vocab=train:2000", "--out= "], "out is empty"),
+        (["--source=python_docs", "--vocab=train:2000", "--out=http://o"], "cannot be reached"),
         (["--source=tfds:imdb_review:train", "--vocab=train:99999", "--out=o"], "imdb_reviews"),
     ],
 )

@@ -24,7 +24,14 @@ from etils import epath
 from bertjax.data import pipeline
 from bertjax.data import report as reporting
 from bertjax.data import segmenter as segmenting
-from bertjax.data.corpus import FINGERPRINT, UNFINISHED, Source, open_source
+from bertjax.data.corpus import (
+    FINGERPRINT,
+    UNFINISHED,
+    Source,
+    exists,
+    open_source,
+    path_of,
+)
 from bertjax.data.encoder import Encoder
 from bertjax.data.pipeline import Chooser, Figures, Progress, watched
 from bertjax.data.reading import Reading
@@ -121,7 +128,7 @@ def prepare(
     """
     if not os.fspath(out).strip():
         raise UserError("out is empty: name a new folder")
-    out = epath.Path(out)
+    out = path_of(os.fspath(out))
     if not isinstance(held_out, HeldOut):
         held_out = HeldOut(held_out)
     if processes < 0:
@@ -194,7 +201,7 @@ def _check_language(language: str) -> None:
 
 
 def _check_out(out: epath.Path) -> None:
-    if not out.exists():
+    if not exists(out):
         return
     if not out.is_dir():
         raise UserError(f"{out} is a file: name a new folder")

@@ -109,7 +109,7 @@ def open_source(spec: str, reading: Reading | None = None) -> Source:
     spec = spec.strip()
     if not spec:
         raise UserError("the source is empty: name a file, a folder, a glob or python_docs")
-    if "," in spec and not _exists(_path(spec)):
+    if "," in spec and not exists(path_of(spec)):
         return _mixture(spec, reading)
     if spec == "python_docs":
         return Source(spec, [lambda _: map(iter, python_docs.documents())], reading)
@@ -159,26 +159,28 @@ def _size(path: epath.Path) -> int:
         raise UserError(f"{path} cannot be read ({error.strerror}): repair or remove it") from None
 
 
-def _exists(path: epath.Path) -> bool:
+def exists(path: epath.Path) -> bool:
+    """Whether there is something; UserError where a package for such remote paths is missing."""
     try:
         return path.exists()
     except ImportError as error:  # of what the path library needs for remote paths
-        raise UserError(f"{path} cannot be read here ({error})") from None
+        raise UserError(f"{path} cannot be reached here ({error})") from None
 
 
-def _path(spec: str) -> epath.Path:
+def path_of(spec: str) -> epath.Path:
+    """A path, local or remote; UserError for a kind that the path library does not know."""
     try:
         return epath.Path(spec).expanduser()
     except KeyError:
         raise UserError(
-            f"{spec} cannot be read: fetch it, or name a path that the path library knows (gs://)"
+            f"{spec} cannot be reached: give a local path, or one in a bucket (gs://, s3://)"
         ) from None
 
 
 def _matches(spec: str, reading: Reading) -> tuple[list[epath.Path], bool]:
     """The files of a path, folder or glob, sorted; and whether it could give several."""
-    path = _path(spec)
-    if _exists(path) and path.is_dir():
+    path = path_of(spec)
+    if exists(path) and path.is_dir():
         files = sorted(_walk(path, reading, set()))
         found = [p for p in files if kind(p)]
         others = Counter(p.suffix or "no extension" for p in files if not kind(p))
@@ -191,7 +193,7 @@ def _matches(spec: str, reading: Reading) -> tuple[list[epath.Path], bool]:
                 f"name the files by a glob such as '{spec.rstrip('/')}/*'"
             )
         return found, True
-    if _exists(path):
+    if exists(path):
         return [path], False
     if not globbing.has_magic(spec):
         raise UserError(

@@ -8,6 +8,8 @@ figures of different runs on one corpus can be compared.
 from __future__ import annotations
 
 import json
+import os
+import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -19,7 +21,7 @@ from ml_collections import config_dict
 
 from bertjax.config import bert_config, stderr
 from bertjax.data import builder
-from bertjax.data.corpus import open_source
+from bertjax.data.corpus import exists, open_source, path_of
 from bertjax.data.display import display
 from bertjax.data.loader import PretrainLoader
 from bertjax.data.masking import mask_counts, mask_tokens
@@ -115,7 +117,7 @@ def _own_corpus(workdir: str) -> str:
 
 
 def _is_prepared(folder: epath.PathLike) -> bool:
-    return bool(folder) and (epath.Path(folder) / builder.FINGERPRINT).exists()
+    return bool(folder) and exists(path_of(os.fspath(folder)) / builder.FINGERPRINT)
 
 
 def _source(config: config_dict.ConfigDict) -> str:
@@ -132,10 +134,14 @@ def _source(config: config_dict.ConfigDict) -> str:
         open_source(source)
     except UserError as error:
         if not config.smoke:
-            raise UserError(
-                f"config.data.source={source!r}: {error}; make a corpus with python -m "
-                f"bertjax.prepare --source=TEXT --vocab=train:30522 --out={source or 'DIR'}"
-            ) from None
+            message = f"config.data.source={source!r}: {error}"
+            name = source.strip()
+            if re.fullmatch(r"[^,:*]*", name) and not (name and exists(path_of(name))):
+                message += (
+                    "; make a corpus with python -m bertjax.prepare --source=TEXT "
+                    f"--vocab=train:30522 --out={name or 'DIR'}"
+                )
+            raise UserError(message) from None
         stderr(f"smoke: nothing at config.data.source={source!r}, so the embedded text is used")
         config.data.source, config.data.vocab = "python_docs", "train:2000"
         return config.data.source

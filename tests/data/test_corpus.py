@@ -281,7 +281,7 @@ def test_a_link_to_nothing_is_named(tmp_path):
 
 @pytest.mark.parametrize("spec", ["http://host/a.txt", "http://host/*.txt", "ftp://a.txt,b.txt"])
 def test_a_path_that_no_library_reads_is_refused(spec):
-    with pytest.raises(UserError, match="cannot be read"):
+    with pytest.raises(UserError, match="cannot be reached"):
         open_source(spec)
 
 

@@ -261,3 +261,9 @@ def test_uniforms_are_uniform():
     assert draws.min() >= 0 and draws.max() < 1
     assert np.abs(draws.mean(1) - 0.5).max() < 5 * np.sqrt(1 / 12 / 5000)
     assert np.abs(np.corrcoef(draws) - np.eye(4)).max() < 5 / np.sqrt(5000)
+
+
+def test_a_row_longer_than_any_sentence_can_be_stored():
+    index = LengthIndex([[10, 20], [30, 40]])
+    for pair in epoch_of(Examples(index, 100_000, seed=0)):
+        assert 0 < pair.tokens <= 100

@@ -242,6 +242,7 @@ def test_it_learns_sixty_four_pairs_by_heart(corpus):
     [
         ({"data.source": "nowhere/at/all"}, ["nowhere/at/all", "bertjax.prepare", "--vocab"]),
         ({"data.source": ""}, ["data.source", "bertjax.prepare"]),
+        ({"data.source": "http://host/corpus"}, ["http://host/corpus cannot be reached"]),
         ({"model.vocab_size": 30522}, ["30522", "tokens"]),
         ({"train.steps": 0}, ["train.steps=0", "train.epochs"]),
     ],
