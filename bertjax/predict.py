@@ -117,10 +117,13 @@ def read_texts(texts: Sequence[str], file: str | None) -> list[str]:
     """
     if texts and file:
         raise UserError("texts were given as arguments and by --file; give one of the two.")
+    for number, text in enumerate(texts):
+        if any("\ud800" <= character <= "\udfff" for character in text):
+            raise UserError(f"text {number + 1} of the arguments is not UTF-8; convert it first.")
     if texts:
         return list(texts)
     name = "-" if file is None else file
-    if file is None and sys.stdin.isatty():
+    if file is None and (sys.stdin is None or sys.stdin.isatty()):
         raise UserError("no text: give it as an argument, by --file or on standard input.")
     where = "standard input" if name == "-" else name
     try:
@@ -210,19 +213,32 @@ _COLUMNS = {
 }
 
 
-def _json(value: dict[str, Any]) -> str:
-    """One line of JSON; raises UserError for NaN and infinity, which JSON has not."""
+def _print_json(value: dict[str, Any]) -> None:
+    """Print one line of JSON, in ASCII where the output's encoding lacks a character.
+
+    Raises:
+        UserError: NaN or infinity, which JSON has not, or an output that takes no more.
+    """
     try:
-        return json.dumps(value, ensure_ascii=False, allow_nan=False)
+        line = json.dumps(value, ensure_ascii=False, allow_nan=False)
+        line.encode(sys.stdout.encoding or "utf-8")
+    except UnicodeEncodeError:
+        line = json.dumps(value, allow_nan=False)
     except ValueError as error:
         raise UserError("an answer is not a finite number; ask with --dtype=float32.") from error
+    try:
+        print(line, flush=True)
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        raise UserError(f"standard output cannot be written: {error.strerror}.") from error
 
 
 def show(command: str, answers: Iterator[dict[str, Any]], as_json: bool) -> None:
     """Print answers: a JSON object a line at once, or a table at the end."""
     if as_json:
         for answer in answers:
-            print(_json(answer), flush=True)
+            _print_json(answer)
         return
     import rich.console
     import rich.markup
@@ -243,7 +259,7 @@ def _show_vectors(args: argparse.Namespace, texts: list[str], vectors: Iterator[
 
     if not (args.out or args.cosine) and args.json:
         for text, vector in zip(texts, vectors, strict=True):
-            print(_json({"text": text, "vector": vector.tolist()}))
+            _print_json({"text": text, "vector": vector.tolist()})
         return
     table = np.stack(list(vectors))
     if args.out:
@@ -256,7 +272,7 @@ def _show_vectors(args: argparse.Namespace, texts: list[str], vectors: Iterator[
     if args.json:
         if args.cosine:
             matrix = inference.cosines(table).tolist()
-            print(_json({"texts": texts, "cosines": matrix}))
+            _print_json({"texts": texts, "cosines": matrix})
         return
     import rich.console
     import rich.markup
@@ -285,6 +301,8 @@ def pair_up(texts: list[str], pairs: list[str] | None) -> tuple[list[str], list[
 def main(arguments: Sequence[str]) -> int:
     """Answer; see USAGE."""
     args = parser().parse_args(arguments)
+    if sys.stdout is None:
+        raise UserError("standard output is closed, so there is no place for the answers.")
     args.json = args.json or not sys.stdout.isatty()
     texts = read_texts(args.texts, args.file)
     from bertjax import inference, load  # after --help: they start JAX

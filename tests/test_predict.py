@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import json
 import os
@@ -143,6 +144,26 @@ def test_every_line_is_json_or_there_is_none() -> None:
         predict.show("classify", iter([{"text": "a", "value": float("nan")}]), as_json=True)
 
 
+def test_json_for_an_output_of_few_characters(monkeypatch) -> None:
+    answer = {"text": "京 \U0001f600 é"}
+    for encoding in ("latin-1", "ascii", "utf-8"):
+        out = io.TextIOWrapper(io.BytesIO(), encoding=encoding)
+        monkeypatch.setattr("sys.stdout", out)
+        predict.show("score", iter([answer]), as_json=True)
+        assert json.loads(out.buffer.getvalue().decode(encoding)) == answer
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="no /dev/full here")
+def test_a_full_disk(monkeypatch) -> None:
+    with open("/dev/full", "w") as full:
+        monkeypatch.setattr("sys.stdout", full)
+        with pytest.raises(UserError, match="standard output cannot be written: No space left"):
+            predict.show("score", iter([{"text": "a"}]), as_json=True)
+        monkeypatch.undo()
+        with contextlib.suppress(OSError):  # what is left in the buffer
+            full.close()
+
+
 def test_the_reader_of_a_pipe_may_leave(models) -> None:
     """As in `predict ... | head -1`: no traceback, exit code 141."""
     command = [
@@ -180,6 +201,8 @@ def test_texts_that_are_no_text(tmp_path) -> None:
     (tmp_path / "empty").write_bytes(b"")
     with pytest.raises(UserError, match="holds no text"):
         predict.read_texts([], str(tmp_path / "empty"))
+    with pytest.raises(UserError, match="text 2 of the arguments is not UTF-8"):
+        predict.read_texts(["a", os.fsdecode(b"caf\xe9")], None)
     (tmp_path / "windows").write_bytes("\ufeffa\r\nb\u2028c".encode())
     assert predict.read_texts([], str(tmp_path / "windows")) == ["a", "b\u2028c"]
 
