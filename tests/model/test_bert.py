@@ -1,6 +1,7 @@
 """The encoder against hand-computed values, a plain loop, and the invariants of masks."""
 
 import dataclasses
+import functools
 
 import flax.linen as nn
 import jax
@@ -22,13 +23,18 @@ SMALL = bert.BertConfig(
 
 def init(model: nn.Module, *inputs, seed: int = 0, scale: float = 1.0, **kwargs):
     """Parameters with every entry moved by noise, so that no zero or one hides a fault."""
-    params = nn.unbox(model.init(jax.random.key(seed), *inputs, **kwargs))["params"]
+    params = nn.unbox(jax.jit(model.init)(jax.random.key(seed), *inputs, **kwargs))["params"]
     leaves, tree = jax.tree.flatten(params)
     keys = jax.random.split(jax.random.key(seed + 1), len(leaves))
     noise = [
         x + scale * 0.1 * jax.random.normal(k, x.shape) for x, k in zip(leaves, keys, strict=True)
     ]
     return {"params": jax.tree.unflatten(tree, noise)}
+
+
+def run(model: nn.Module, variables, *inputs, **kwargs):
+    """`model.apply`, compiled whole: op by op it would take minutes."""
+    return jax.jit(functools.partial(model.apply, **kwargs))(variables, *inputs)
 
 
 def rows(lengths, width, seed=0):
@@ -109,7 +115,7 @@ def loop_encoder(config, params, x, mask):
     for i in range(config.num_layers):
         p = jax.tree.map(lambda a, i=i: a[i], params)
         layer = bert.EncoderLayer(config, None, True, True, True)
-        x, (_, weights) = layer.apply({"params": p}, x, mask)
+        x, (_, weights) = run(layer, {"params": p}, x, mask)
         states.append(x)
         probabilities.append(weights)
     return x, jnp.stack(states), jnp.stack(probabilities)
@@ -121,9 +127,7 @@ def test_scan_equals_a_plain_loop_and_remat_changes_nothing(remat):
     ids, types, mask = rows([20, 13], 20)
     model = bert.BertModel(config)
     variables = init(model, ids)
-    out = model.apply(
-        variables, ids, types, mask, output_hidden_states=True, output_attentions=True
-    )
+    out = run(model, variables, ids, types, mask, output_hidden_states=True, output_attentions=True)
     embeddings = bert.Embeddings(config)
     x = embeddings.apply({"params": variables["params"]["embeddings"]}, ids, types, None, True)
     last, states, weights = loop_encoder(SMALL, variables["params"]["encoder"], x, mask)
@@ -137,7 +141,8 @@ def test_scan_equals_a_plain_loop_and_remat_changes_nothing(remat):
     def loss(variables, c):
         return jnp.sum(bert.BertModel(c).apply(variables, ids, types, mask).sequence ** 2)
 
-    ours, plain = jax.grad(loss)(variables, config), jax.grad(loss)(variables, SMALL)
+    gradient = jax.jit(jax.grad(loss), static_argnums=1)
+    ours, plain = gradient(variables, config), gradient(variables, SMALL)
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-4), ours, plain)
 
 
@@ -145,14 +150,14 @@ def test_padding_never_changes_real_tokens():
     model = bert.BertModel(SMALL)
     ids, types, mask = rows([17, 9, 17], 17)
     variables = init(model, ids)
-    short = model.apply(variables, ids, types, mask)
+    short = run(model, variables, ids, types, mask)
     wide = [np.pad(a, ((0, 0), (0, 10))) for a in (ids, types, mask)]
     wide[0][:, 17:] = 77  # whatever stands at padding
-    long = model.apply(variables, *wide)
+    long = run(model, variables, *wide)
     real = mask.astype(bool)
     np.testing.assert_allclose(long.sequence[:, :17][real], short.sequence[real], atol=1e-5)
     np.testing.assert_allclose(long.pooled, short.pooled, atol=1e-5)
-    alone = model.apply(variables, ids[1:2], types[1:2], mask[1:2])
+    alone = run(model, variables, ids[1:2], types[1:2], mask[1:2])
     np.testing.assert_allclose(alone.sequence[0, :9], short.sequence[1, :9], atol=1e-5)
 
 
@@ -164,9 +169,9 @@ def test_a_row_of_padding_alone_stays_finite(dtype):
     variables = init(model, ids)
 
     def loss(variables):
-        return jnp.sum(model.apply(variables, ids, types, mask).sequence.astype(jnp.float32) ** 2)
+        return jnp.sum(run(model, variables, ids, types, mask).sequence.astype(jnp.float32) ** 2)
 
-    out = model.apply(variables, ids, types, mask)
+    out = run(model, variables, ids, types, mask)
     assert np.isfinite(np.asarray(out.sequence, np.float32)).all()
     assert all(np.isfinite(g).all() for g in jax.tree.leaves(jax.grad(loss)(variables)))
 
@@ -177,11 +182,9 @@ def test_packed_row_equals_its_sequences_alone():
     variables = init(model, ids)
     numbers = np.array([[1] * 8 + [2] * 9 + [0] * 3], np.int32)
     positions = np.array([[*range(8), *range(9), 0, 0, 0]], np.int32)
-    packed = model.apply(
-        variables, ids, types, numbers, positions, cls_positions=np.array([[0, 8]])
-    )
+    packed = run(model, variables, ids, types, numbers, positions, cls_positions=np.array([[0, 8]]))
     for row, (start, stop) in enumerate([(0, 8), (8, 17)]):
-        alone = model.apply(variables, ids[:, start:stop], types[:, start:stop])
+        alone = run(model, variables, ids[:, start:stop], types[:, start:stop])
         np.testing.assert_allclose(packed.sequence[0, start:stop], alone.sequence[0], atol=1e-5)
         np.testing.assert_allclose(packed.pooled[0, row], alone.pooled[0, 0], atol=1e-5)
 
@@ -190,7 +193,7 @@ def test_padded_vocabulary_rows_never_get_probability():
     model = heads.BertForPreTraining(SMALL)
     ids, types, mask = rows([12, 7], 12)
     variables = init(model, ids)
-    logits, nsp = model.apply(variables, ids, types, mask, masked_positions=ids[:, :3] % 7)
+    logits, nsp = run(model, variables, ids, types, mask, masked_positions=ids[:, :3] % 7)
     assert logits.shape == (2, 3, 128) and nsp.shape == (2, 1, 2)
     probabilities = jax.nn.softmax(logits)
     np.testing.assert_allclose(probabilities[..., :100].sum(-1), 1.0, atol=1e-6)
@@ -216,10 +219,10 @@ def test_frozen_layers_get_no_gradient_and_change_no_output():
     split = dict(variables["params"])
     split["frozen_encoder"] = jax.tree.map(lambda a: a[:2], split["encoder"])
     split["encoder"] = jax.tree.map(lambda a: a[2:], split["encoder"])
-    whole = bert.BertModel(SMALL).apply(variables, ids, types, mask)
-    out = frozen.apply({"params": split}, ids, types, mask)
+    whole = run(bert.BertModel(SMALL), variables, ids, types, mask)
+    out = run(frozen, {"params": split}, ids, types, mask)
     np.testing.assert_allclose(out.sequence, whole.sequence, atol=1e-6)
-    grads = jax.grad(lambda p: frozen.apply({"params": p}, ids, types, mask).pooled.sum())(split)
+    grads = jax.grad(lambda p: run(frozen, {"params": p}, ids, types, mask).pooled.sum())(split)
     assert all(np.all(g == 0) for g in jax.tree.leaves(grads["frozen_encoder"]))
     assert all(np.all(g == 0) for g in jax.tree.leaves(grads["embeddings"]))
     assert any(np.any(g != 0) for g in jax.tree.leaves(grads["encoder"]))
@@ -236,13 +239,13 @@ def test_dropout_rate_scale_and_independence():
     ids, types, mask = rows([12, 12], 12)
     variables = init(model, ids)
 
-    def run(seed):
-        return model.apply(
-            variables, ids, types, mask, deterministic=False,
+    def draw(seed):
+        return run(
+            model, variables, ids, types, mask, deterministic=False,
             rngs={"dropout": jax.random.key(seed)},
         ).sequence  # fmt: skip
 
-    assert np.array_equal(run(0), run(0)) and not np.array_equal(run(0), run(1))
+    assert np.array_equal(draw(0), draw(0)) and not np.array_equal(draw(0), draw(1))
 
 
 def test_layers_draw_different_dropout():
@@ -252,11 +255,11 @@ def test_layers_draw_different_dropout():
     variables = init(model, ids)
     # With every sublayer's output far above the residual, zeros of the dropout show as the
     # smallest entries; equal draws in all layers would give equal patterns.
-    out = model.apply(
-        variables, ids, types, mask, deterministic=False, output_hidden_states=True,
+    out = run(
+        model, variables, ids, types, mask, deterministic=False, output_hidden_states=True,
         rngs={"dropout": jax.random.key(0)},
     )  # fmt: skip
-    again = model.apply(variables, ids, types, mask, deterministic=True, output_hidden_states=True)
+    again = run(model, variables, ids, types, mask, deterministic=True, output_hidden_states=True)
     moved = np.asarray(out.hidden_states - again.hidden_states)
     assert len({np.sign(layer).tobytes() for layer in moved}) == len(moved)
 
@@ -271,8 +274,8 @@ def test_an_attention_function_replaces_the_einsum_path():
 
     with_fn = bert.BertModel(SMALL, attention_fn=fn)
     np.testing.assert_array_equal(
-        with_fn.apply(variables, ids, types, mask).sequence,
-        plain.apply(variables, ids, types, mask).sequence,
+        run(with_fn, variables, ids, types, mask).sequence,
+        run(plain, variables, ids, types, mask).sequence,
     )
 
 
