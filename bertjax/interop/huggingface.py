@@ -16,11 +16,11 @@ from safetensors.numpy import save_file
 from bertjax.errors import UserError
 from bertjax.interop.names import HUGGINGFACE, export_tensor, get, tensors_of
 from bertjax.interop.published import Published, assemble, check_config
-from bertjax.interop.vocabulary import load_tokenizer, write_tokenizer
+from bertjax.interop.vocabulary import ADDED_FILE, load_tokenizer, write_tokenizer
 from bertjax.interop.weights import INDEX, WEIGHTS, read_json, read_weights, weight_files
 
 # What a hub name brings: never a pickle.
-_FILES = ["config.json", "*.safetensors", INDEX, "vocab.txt", "tokenizer*.json"]
+_FILES = ["config.json", "*.safetensors", INDEX, "vocab.txt", "tokenizer*.json", ADDED_FILE]
 
 # Our name, its name in config.json, and the value that transformers takes where it is absent.
 _CONFIG = (

@@ -88,6 +88,14 @@ def _check_settings(folder: pathlib.Path) -> dict[str, Any]:
                 f"the tokenizer in {folder} is a {kind}, whose rules are not those of "
                 "BertTokenizer; only those can be followed."
             )
+    if (folder / JSON_FILE).exists():
+        words = read_json(folder / JSON_FILE).get("pre_tokenizer") or {}
+        kind = words.get("type", "BertPreTokenizer") if isinstance(words, dict) else words
+        if kind != "BertPreTokenizer":
+            raise UserError(
+                f"{folder / JSON_FILE} finds words by {kind}, not by BertPreTokenizer; only its "
+                "rules can be followed."
+            )
     for token in SPECIAL_TOKENS:
         name = f"{token[1:-1].lower()}_token"
         given = config.get(name)

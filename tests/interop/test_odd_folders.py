@@ -185,6 +185,12 @@ def test_tokenizer_settings_that_cannot_be_followed(folder, values, message) -> 
         read_checkpoint(str(folder))
 
 
+def test_words_found_by_other_rules(folder) -> None:
+    edit(folder / "tokenizer.json", pre_tokenizer={"type": "Whitespace"})
+    with pytest.raises(UserError, match="finds words by Whitespace, not by BertPreTokenizer"):
+        read_checkpoint(str(folder))
+
+
 @pytest.mark.parametrize("vocab", [{}, {"[UNK]": 10**12}, {"[UNK]": -1}, [1]])
 def test_a_hostile_tokenizer_json(folder, vocab) -> None:
     (folder / "vocab.txt").unlink()
