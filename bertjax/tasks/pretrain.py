@@ -133,10 +133,11 @@ def _source(config: config_dict.ConfigDict) -> str:
     try:
         open_source(source)
     except UserError as error:
-        if not config.smoke:
+        name = source.strip()
+        there = bool(name) and exists(path_of(name))
+        if there or not config.smoke:
             message = f"config.data.source={source!r}: {error}"
-            name = source.strip()
-            if re.fullmatch(r"[^,:*]*", name) and not (name and exists(path_of(name))):
+            if not there and re.fullmatch(r"[^,:*]*", name):
                 message += (
                     "; make a corpus with python -m bertjax.prepare --source=TEXT "
                     f"--vocab=train:30522 --out={name or 'DIR'}"

@@ -281,6 +281,12 @@ def test_a_smoke_run_replaces_data_that_is_not_there(tmp_path, capsys):
     assert next(task.train_batches(0, Rows()))["input_ids"].shape == (16, 32)
 
 
+def test_a_smoke_run_does_not_replace_what_is_there_and_no_text(tmp_path):
+    (tmp_path / "table.csv").write_text("a,b")
+    with pytest.raises(UserError, match=r"table\.csv is no text: write its texts[^;]*$"):
+        prepare_data(config_of(tmp_path / "table.csv", smoke=True), str(tmp_path / "run"))
+
+
 def test_an_unfinished_corpus_is_not_replaced(tmp_path):
     (tmp_path / "UNFINISHED").touch()
     for smoke in (True, False):
