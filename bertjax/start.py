@@ -6,13 +6,17 @@ ones. With `init_from`, sizes, casing and vocabulary are the checkpoint's.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import hashlib
+import platform
 from collections.abc import Callable
 from typing import Any
 
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
+from etils import epath
 from ml_collections import config_dict
 
 from bertjax import config as configs
@@ -43,6 +47,38 @@ def environment(config: config_dict.ConfigDict) -> None:
     """Settings that must be made before JAX finds its devices."""
     if config.train.deterministic:
         distributed.set_deterministic(configs.stderr)
+    compile_cache(config.train.compile_cache)
+
+
+def compile_cache(folder: str) -> None:
+    """Keep compiled programs in `folder` ('' = ~/.cache/bertjax, 'none' = nowhere).
+
+    JAX's key covers program, options, devices and versions, but not the features of the host's
+    CPU, for which XLA compiles too: each kind of CPU gets a folder of its own, since a home is
+    often shared. Where JAX has a cache already (JAX_COMPILATION_CACHE_DIR), '' keeps that.
+    """
+    if folder == "none":
+        jax.config.update("jax_enable_compilation_cache", False)
+        return
+    if not folder and jax.config.jax_compilation_cache_dir:
+        return
+    root = epath.Path(folder or "~/.cache/bertjax").expanduser()
+    path = root / f"compiled-{jax.__version__}-{_cpu_fingerprint()}"
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        configs.stderr(f"no compilation cache: {path} cannot be made ({error})")
+        return
+    jax.config.update("jax_compilation_cache_dir", str(path))
+
+
+def _cpu_fingerprint() -> str:
+    """The same for CPUs of the same features."""
+    about = platform.machine() + platform.processor()
+    with contextlib.suppress(OSError), open("/proc/cpuinfo") as file:
+        lines = [line for line in file if line.startswith(("flags", "Features", "model name"))]
+        about += "".join(sorted(set(lines)))
+    return hashlib.sha256(about.encode()).hexdigest()[:12]
 
 
 def prepare(command: configs.CommandLine, workdir: str) -> Run:
