@@ -401,7 +401,9 @@ class _Run:
         end = {"step": step, "results": self.results, "summary": summary.strip("\n")}
         folder.on_first_process(lambda: folder.write_json(self.workdir, folder.FINISHED, end))
         self.progress.close()
-        self.progress.say(f"finished: step {step} of {self.steps}, in {self.workdir}")
+        self.progress.say(
+            f"finished: step {step} of {self.steps}, in {self.workdir}{self.meter.summary()}"
+        )
         self.progress.say(end["summary"])
         return _flat(self.results)
 

@@ -78,8 +78,8 @@ class Meter:
     """Real tokens a second and seconds a step, of the time that training itself takes."""
 
     def __init__(self) -> None:
-        self._tokens = self._steps = 0
-        self._busy = 0.0
+        self._tokens = self._steps = self._all_tokens = 0
+        self._busy = self._all_busy = 0.0
         self._since = time.monotonic()
         self.seconds_per_step = 0.0
 
@@ -93,6 +93,8 @@ class Meter:
         taken, self._since = now - self._since, now
         self._busy += taken
         self._tokens += tokens
+        self._all_busy += taken
+        self._all_tokens += tokens
         smooth = min(0.98, self._steps / (self._steps + 1))
         self._steps += 1
         self.seconds_per_step = smooth * self.seconds_per_step + (1 - smooth) * taken
@@ -102,3 +104,10 @@ class Meter:
         rate = self._tokens / max(self._busy, 1e-9)
         self._tokens, self._busy = 0, 0.0
         return rate
+
+    def summary(self) -> str:
+        """Steps, time and rate since the start; '' without a step."""
+        if not self._steps:
+            return ""
+        rate = self._all_tokens / max(self._all_busy, 1e-9)
+        return f", {self._steps} steps in {duration(self._all_busy)}, {rate:,.0f} tokens/s"
