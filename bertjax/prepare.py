@@ -5,7 +5,9 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import shlex
 import signal
+import sys
 import time
 from collections.abc import Sequence
 
@@ -137,30 +139,36 @@ def main(arguments: Sequence[str]) -> int:
 
     signal.signal(signal.SIGTERM, _terminate)  # so that the workers end, too
     start = time.monotonic()
-    with display() as shown:
-        out = builder.prepare(
-            args.source,
-            args.vocab,
-            args.out,
-            processes=args.processes,
-            lower_case=args.lower_case,
-            language=args.language,
-            layout=args.layout,
-            held_out=builder.HeldOut.parse(args.held_out or ()),
-            seed=args.seed,
-            invalid_utf8=args.invalid_utf8,
-            seq_length=args.seq_length,
-            segmenter=args.segmenter,
-            beam_pipeline_options=args.beam_pipeline_options,
-            progress=shown,
-        )
+    try:
+        with display() as shown:
+            out = builder.prepare(
+                args.source,
+                args.vocab,
+                args.out,
+                processes=args.processes,
+                lower_case=args.lower_case,
+                language=args.language,
+                layout=args.layout,
+                held_out=builder.HeldOut.parse(args.held_out or ()),
+                seed=args.seed,
+                invalid_utf8=args.invalid_utf8,
+                seq_length=args.seq_length,
+                segmenter=args.segmenter,
+                beam_pipeline_options=args.beam_pipeline_options,
+                progress=shown,
+            )
+    except (KeyboardInterrupt, SystemExit):
+        print(f"interrupted: the same command starts {args.out} anew", file=sys.stderr)
+        raise
     figures = builder.read_report(out)
     if args.json:
         print(json.dumps(figures, indent=2, ensure_ascii=False))
         return 0
     seconds = time.monotonic() - start
     print(report.render(figures))
-    print(f"prepared {os.fspath(out)} in {seconds:.0f} s")
+    print(f"prepared {os.fspath(out)} in {seconds:.0f} s; to train on it:")
+    corpus = shlex.quote(f"--config.data.source={os.fspath(out)}")
+    print(f"python -m bertjax.main --config=configs/base.py {corpus}")
     return 0
 
 

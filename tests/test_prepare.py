@@ -3,8 +3,10 @@
 import json
 import os
 import pty
+import signal
 import subprocess
 import sys
+import time
 
 import pytest
 
@@ -35,7 +37,14 @@ def test_python_docs_end_to_end_without_a_network(tmp_path):
     found = run("--source=python_docs", "--vocab=train:2000", f"--out={out}")
     assert found.returncode == 0, found.stderr
     assert found.stderr == "" or "MB read" in found.stderr
-    for line in ("documents ", "[UNK] ", "duplicates ", "random pairs ", "prepared "):
+    for line in (
+        "documents ",
+        "[UNK] ",
+        "duplicates ",
+        "random pairs ",
+        "prepared ",
+        f"--config.data.source={out}",
+    ):
         assert line in found.stdout
     open_prepared(out)
     figures = read_report(out)
@@ -44,6 +53,20 @@ def test_python_docs_end_to_end_without_a_network(tmp_path):
     share = figures["splits"]["validation"]["documents"] / figures["documents"]
     assert 0.03 < share < 0.07  # one in twenty
     assert all("were cut" in warning for warning in figures["warnings"])
+
+
+def test_interrupted_it_says_how_to_go_on(tmp_path):
+    out = tmp_path / "out"
+    command = [sys.executable, "-m", "bertjax.prepare", "--source=python_docs"]
+    command += ["--vocab=train:2000", f"--out={out}"]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
+        while not (out / "UNFINISHED").exists():
+            assert process.poll() is None
+            time.sleep(0.01)
+        process.send_signal(signal.SIGINT)
+        _, said = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert said.endswith(f"interrupted: the same command starts {out} anew\n")
 
 
 def test_json_is_all_of_standard_output(tmp_path):
