@@ -50,6 +50,8 @@ class DistinctCounter:
             digests = digests[digests < self._smallest[-1]]
         self._waiting.append(digests)
         self._number_waiting += len(digests)
+        if len(self._waiting) > 256:  # an array of one number takes fifteen times its room
+            self._waiting = [np.concatenate(self._waiting)]
         if self._number_waiting > self.size:
             self._merge()
 

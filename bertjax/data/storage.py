@@ -202,8 +202,12 @@ class StoredIndex:
             for name in ("lengths", "offsets", "documents")
         )
 
-    def chunks(self) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray]]:
-        yield self.lengths, self.offsets, self.documents
+    def chunks(self, records: int = 1 << 20) -> Iterator[tuple[np.ndarray, ...]]:
+        """(lengths, offsets, documents) of `records` records at a time, in order."""
+        for start in range(0, len(self.documents), records):
+            offsets = self.offsets[start : start + records + 1]
+            lengths = self.lengths[offsets[0] : offsets[-1]]
+            yield lengths, offsets - offsets[0], self.documents[start : start + records]
 
 
 def features(continues: bool) -> Any:

@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 import time
+import tracemalloc
 
 import numpy as np
 import pytest
@@ -292,6 +293,17 @@ def test_lengths_and_counts_are_those_of_the_text(tmp_path, vocab):
     assert histogram == {"<=1": 1, "<=2": 1, "<=4": 1, "<=8": 1}
     assert figures["counts"] == {"empty_documents": 1}
     assert figures["tokens"] == 12
+
+
+def test_digests_that_come_one_by_one_take_little_room():
+    counter = report.DistinctCounter()
+    tracemalloc.start()
+    for digest in range(20_000):
+        counter.add(np.array([digest], np.uint64))
+    kept, _ = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert kept < 500_000  # 8 bytes each, and a few that wait
+    assert counter.distinct == 20_000
 
 
 def test_distinct_digests_are_counted_exactly_then_estimated():
