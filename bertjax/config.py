@@ -40,6 +40,7 @@ FIELDS: tuple[Field, ...] = (
     Field("init_from", "", "start from: a workdir, an Orbax step, a Hugging Face folder or hub "
           "name, a Google TF1 checkpoint"),
     Field("new_head", False, "with init_from: replace a head whose size differs by a fresh one"),
+    Field("encoder_only", False, "with init_from: take the encoder alone, heads start afresh"),
     Field("smoke", False, "set by ':smoke': missing data is replaced by the embedded text"),
     # --- model
     Field("model.num_layers", 12, "L, transformer layers"),

@@ -154,6 +154,8 @@ def _known_labels(
     config: config_dict.ConfigDict, workdir: str, published: interop.Published | None
 ) -> tuple[str, ...] | None:
     """The labels of the head that the run starts from or goes on with, None where it has none."""
+    if published is not None and config.encoder_only:
+        return None
     if published is not None:
         has_head = TASKS[config.task] in published.heads and not published.regression
         return published.labels if has_head else None
@@ -200,7 +202,7 @@ def _loader(task: Task, published: interop.Published) -> Callable[[Any], Any]:
             published,
             abstract,
             new_head="allow" if task.config.new_head else "refuse",
-            encoder_only=getattr(task, "fresh_head", False),
+            encoder_only=task.config.encoder_only or getattr(task, "fresh_head", False),
         )
         configs.stderr(f"{published.source}: {coverage}")
         afresh = task.config.train.reinit_layers

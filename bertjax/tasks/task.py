@@ -114,7 +114,7 @@ class Task(abc.ABC):
         """JSON values that a workdir keeps in config.json beside the config (labels, ...)."""
         return {}
 
-    def save_assets(self, workdir: str) -> None:
+    def save_assets(self, workdir: str) -> None:  # noqa: B027 - nothing to write is right for some
         """Write the vocabulary, tokenizer settings and whatever prediction needs (one process)."""
 
     def finish(self, workdir: str, params: Any, results: Mapping[str, Mapping[str, float]]) -> str:

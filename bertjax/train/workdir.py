@@ -24,7 +24,7 @@ LOCK = ".lock"
 
 # Config keys that may change when a run goes on; every other one would make it another run.
 MAY_CHANGE = (
-    "train.*", "checkpoint.*", "mesh.*", "init_from", "new_head", "model.attention",
+    "train.*", "checkpoint.*", "mesh.*", "init_from", "new_head", "encoder_only", "model.attention",
     "model.remat", "data.workers", "data.source", "data.vocab", "data.eval_batch_size",
 )  # fmt: skip
 # The data's own fingerprint is among the artifacts, so its path may change. Frozen layers have
