@@ -101,7 +101,11 @@ def test_values_that_cannot_run_are_named(arguments, words):
 def test_sizes_after_the_file_name():
     command = load(f"{BASE}:num_layers=6,hidden_size=512,num_heads=8")
     config = configs.resolve(command.config)
-    assert (config.model.num_layers, config.model.hidden_size, config.model.num_heads) == (6, 512, 8)
+    assert (config.model.num_layers, config.model.hidden_size, config.model.num_heads) == (
+        6,
+        512,
+        8,
+    )
     assert config.model.intermediate_size == 2048
     assert "model.num_layers" in command.explicit and "model.dtype" not in command.explicit
     assert "'dtype=bfloat16'" in message(f"{BASE}:dtype=bfloat16")

@@ -2,7 +2,8 @@
 
 Same weights, same batches, no dropout, float32. A gradient agrees within 1e-5 of its tensor's
 largest entry; tensors whose reference gradient is below 1e-6 of the global norm (the key biases,
-whose true gradient is 0: what both have there is rounding) within that. Fifty losses agree within 1e-4 relative.
+whose true gradient is 0: what both have there is rounding) within that. Fifty losses agree within
+1e-4 relative.
 """
 
 from __future__ import annotations
