@@ -114,7 +114,7 @@ def test_fifty_steps_follow_the_reference(reference):
     task.train_steps = STEPS
     run = start(
         task, name="adamw", learning_rate=RATE, epsilon=1e-6, schedule="linear_after_warmup",
-        warmup_steps=5,
+        warmup_steps=5, grad_clip=1.0,
     )  # fmt: skip
     run.state = create_state(task, run.optimizer, run.mesh, jax.random.key(0), published.params)
     decayed = [p for n, p in model.named_parameters() if "LayerNorm" not in n and "bias" not in n]
