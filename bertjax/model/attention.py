@@ -66,11 +66,15 @@ def attend_by_scores(
         batch, length, heads, _ = query.shape
         keep = ops.keep_mask(dropout_key, rate, (batch, heads, length, length))
 
+    shape = query.shape
+
     @functools.partial(jax.checkpoint, prevent_cse=False)
-    def context(query: jax.Array, key: jax.Array, value: jax.Array) -> jax.Array:
+    def context(*kept: jax.Array) -> jax.Array:
+        query, key, value = (x.reshape(shape) for x in kept)
         probabilities = attention_probabilities(query, key, attention_mask, value.dtype)
         if keep is not None:
             probabilities = ops.drop(probabilities, keep, rate)
         return attend(probabilities, value)
 
-    return context(query, key, value)
+    # Kept with heads side by side: a last axis of K would be padded to 128 on a TPU.
+    return context(*(x.reshape(*shape[:2], -1) for x in (query, key, value)))
