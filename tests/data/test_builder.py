@@ -382,7 +382,8 @@ def test_a_full_disk_is_one_sentence(tmp_path, vocab):
             ["bash", "-c", f"ulimit -f {limit}; exec {line}"], capture_output=True, text=True
         )
         assert found.returncode == 2, found.stderr
-        assert found.stderr.count("\n") == 1 and "disk is full" in found.stderr
+        last = found.stderr.splitlines()[-1]  # lines of progress come before it where it is slow
+        assert "disk is full" in last and "Traceback" not in found.stderr
         assert (out / builder.UNFINISHED).exists()
 
 
