@@ -86,11 +86,15 @@ class Task(abc.ABC):
         """Inside jit: losses and other means as (sum, weight). No key: no dropout."""
 
     def with_attention(self, attention_fn: Callable[..., jax.Array] | None) -> Task:
-        """This task with a model whose layers attend by `attention_fn`; itself for None."""
+        """This task with a model whose layers attend by `attention_fn`; itself for None.
+
+        Parameters are still made by this one: a single row cannot be cut for a mesh.
+        """
         if attention_fn is None:
             return self
         task = copy.copy(self)
         task.model = self.model.clone(attention_fn=attention_fn)
+        task.init_params = self.init_params
         return task
 
     def outputs(self, params: Any, inputs: Mapping[str, jax.Array]) -> dict[str, jax.Array]:

@@ -127,3 +127,40 @@ def test_rows_that_fill_no_tiles_go_the_einsum_way_or_are_refused():
     np.testing.assert_array_equal(got, reference(*inputs, mask))
     with pytest.raises(UserError, match="multiple of 128 tokens, not 100"):
         kernels._by_length(never, kernels.TILE, asked=True)(*inputs, mask)
+
+
+def test_a_train_step_with_the_kernel_equals_the_einsum_one(monkeypatch):
+    """The whole step on 8 devices, the kernel in shard_map inside scan, gradients and all."""
+    from bertjax import config as configs
+    from bertjax.parallel.mesh import to_global
+    from bertjax.tasks import pretrain
+    from bertjax.train import step as steps
+    from bertjax.train.optimizer import make_optimizer, make_schedule
+
+    values = {
+        "model.num_layers": 2, "model.hidden_size": 32, "model.num_heads": 2,
+        "model.vocab_size": 100, "model.attention_dropout": 0.0, "model.hidden_dropout": 0.0,
+        "data.batch_size": 8, "data.seq_length": 16, "train.steps": 10,
+    }  # fmt: skip
+    config = configs.resolve(configs.update(configs.default_config(), values))
+    task, mesh = pretrain.without_data(config), make_mesh(2, 2, 2)
+    schedule = make_schedule(config.optimizer, 10)
+    optimizer = make_optimizer(config.optimizer, schedule, steps.abstract_params(task, mesh))
+    random = np.random.default_rng(0)
+    mask = np.ones((8, 16), np.int32)
+    mask[1, 9:] = 0
+    batch = {
+        "input_ids": (random.integers(10, 90, (8, 16)) * mask).astype(np.int32),
+        "token_type_ids": np.zeros((8, 16), np.int32), "attention_mask": mask,
+        "nsp_positions": np.zeros((8, 1), np.int32), "nsp_labels": np.zeros((8, 1), np.int32),
+        "example": np.zeros((8, 2), np.uint32),
+    }  # fmt: skip
+    figures = []
+    for kernel in (None, lambda *_, **__: kernels.on_mesh(dot_product, mesh)):
+        if kernel is not None:
+            monkeypatch.setattr(kernels, "attention_fn", kernel)
+        state = steps.create_state(task, optimizer, mesh, jax.random.key(0))
+        step = steps.make_train_step(task, optimizer, mesh, schedule=schedule, seed=0)
+        metrics = step(state, to_global(mesh, batch))[1]
+        figures.append([float(metrics[name]) for name in ("loss", "grad_norm")])
+    np.testing.assert_allclose(*figures, rtol=1e-5)
