@@ -2,9 +2,9 @@
 
 Command:   launch/local.sh --config=configs/tiny.py --workdir=runs/tiny
 Hardware:  any computer; two CPU cores are enough. No network, no download.
-Time:      under 10 minutes on two cores, preparation of the corpus and evaluation included.
-Result:    held-out MLM loss more than 1 nat below the unigram loss, NSP accuracy above 0.70
-           (README.md has the measured figures).
+Time:      about 9 minutes on two free cores, preparation of the corpus and evaluation included.
+Result:    held-out MLM loss 5.47, 0.84 nats below the unigram loss of the same tokens; MLM accuracy
+           0.17, NSP accuracy 0.70 on 1,024 pairs (Python 3.11).
 """
 
 from ml_collections import config_dict
@@ -28,11 +28,15 @@ def get_config(argument: str = "") -> config_dict.ConfigDict:
             # Minutes are too short to learn by heart what dropout would keep it from learning.
             "model.hidden_dropout": 0.0,
             "model.attention_dropout": 0.0,
-            "optimizer.learning_rate": 1.5e-3,
-            "optimizer.warmup_steps": 200,
+            # Without bias correction the first thousand steps would be far larger than stated.
+            "optimizer.name": "adamw",
+            "optimizer.beta2": 0.98,
+            "optimizer.schedule": "linear_after_warmup",
+            "optimizer.learning_rate": 2e-3,
+            "optimizer.warmup_steps": 100,
             "train.steps": 2000,
-            "train.log_every": 50,
-            "train.eval_every": 1000,
+            "train.log_every": 100,
+            "train.eval_every": 500,
             "checkpoint.every": 250,
         },
     )
