@@ -68,9 +68,10 @@ def make_optimizer(
     """The optimizer of `optimizer.*`; its update takes `step`, the training step, beside params.
 
     The rate follows that step and not a count of its own, so skipped steps and resumed runs keep
-    to the schedule. Moments are float32. `params` (abstract will do) gives the names and the
-    number of layers. Where the model has a frozen encoder, that and the embeddings below it are
-    left alone and get no moments.
+    to the schedule. `grad_norm`, the gradient's global norm, saves clipping a pass of its own.
+    Moments are float32. `params` (abstract will do) gives the names and the number of layers.
+    Where the model has a frozen encoder, that and the embeddings below it are left alone and get
+    no moments.
 
     Raises UserError for an unknown `optimizer.name`, ValueError for a parameter of which it is
     not known whether it decays.
