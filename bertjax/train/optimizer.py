@@ -77,7 +77,8 @@ def make_optimizer(
     not known whether it decays.
     """
     decay_mask(params)  # unknown names raise here
-    parts = [optax.clip_by_global_norm(config.grad_clip)] if config.grad_clip else []
+    frozen = any(STACKED[0] in _names(path) for path, _ in jax.tree.leaves_with_path(params))
+    parts = [_clip_by_global_norm(config.grad_clip, frozen)] if config.grad_clip else []
     parts += [
         _adam(config),
         optax.add_decayed_weights(config.weight_decay, mask=decay_mask),
@@ -89,7 +90,7 @@ def make_optimizer(
     parts.append(_scale_by_schedule(schedule))
     optimizer = optax.chain(*parts)
     labels = _map_names(lambda path, _: _below_frozen(path), params)
-    if any(STACKED[0] in _names(path) for path, _ in jax.tree.leaves_with_path(params)):
+    if frozen:
         optimizer = optax.partition({False: optimizer, True: optax.set_to_zero()}, labels)
     return optax.with_extra_args_support(optimizer)
 
@@ -131,6 +132,21 @@ def scale_by_uncorrected_adam(
         return updates, MomentsState(mu, nu)
 
     return optax.GradientTransformation(init, update)
+
+
+def _clip_by_global_norm(limit: float, frozen: bool) -> optax.GradientTransformationExtraArgs:
+    """Scale the gradient down to the global norm `limit`, by one factor that later operations
+    take in passing. Where parameters are `frozen`, the norm is that of the others."""
+
+    def update(
+        grads: Any, state: Any, params: Any = None, *, grad_norm: jax.Array | None = None, **_: Any
+    ) -> Any:
+        del params
+        norm = optax.global_norm(grads) if frozen or grad_norm is None else grad_norm
+        factor = jnp.where(norm < limit, 1.0, limit / norm)
+        return jax.tree.map(lambda g: g * factor, grads), state
+
+    return optax.GradientTransformationExtraArgs(optax.init_empty_state, update)
 
 
 def _adam(config: Any) -> optax.GradientTransformation:

@@ -110,11 +110,18 @@ def make_train_step(
             grads = jax.lax.with_sharding_constraint(grads, _shardings(abstract.params))
             loss, grad_norm = _loss(task, means), optax.global_norm(grads)
             finite = jnp.isfinite(loss) & jnp.isfinite(grad_norm)
-            updates, opt_state = optimizer.update(
-                grads, state.opt_state, state.params, step=state.step
-            )
-            params = optax.apply_updates(state.params, updates)
-        keep = lambda new, old: jnp.where(finite, new, old)  # noqa: E731
+
+            def update(params: Params, opt_state: optax.OptState, grads: Params) -> tuple:
+                updates, opt_state = optimizer.update(
+                    grads, opt_state, params, step=state.step, grad_norm=grad_norm
+                )
+                return optax.apply_updates(params, updates), opt_state
+
+            # A branch, not a choice between two states: those would have to exist at once.
+            params, opt_state = jax.lax.cond(
+                finite, update, lambda params, opt_state, _: (params, opt_state),
+                state.params, state.opt_state, grads,
+            )  # fmt: skip
         metrics = {name: mean(*pair) for name, pair in means.items()} | {
             "loss": loss,
             "grad_norm": grad_norm,
@@ -123,8 +130,8 @@ def make_train_step(
         }
         state = TrainState(
             step=state.step + 1,
-            params=jax.tree.map(keep, params, state.params),
-            opt_state=jax.tree.map(keep, opt_state, state.opt_state),
+            params=params,
+            opt_state=opt_state,
             skipped=state.skipped + jnp.where(finite, 0, 1),
         )
         return state, metrics
