@@ -112,10 +112,19 @@ class Tokenizer:
                 family's (False, True).
 
         Raises:
-            UserError: no [UNK], an unknown family, or a limit below 1.
+            UserError: no [UNK], an unknown family, a limit below 1, or a switch that is no bool.
         """
         if family not in FAMILIES:
             raise UserError(f"unknown tokenizer family {family!r}: choose from {list(FAMILIES)}")
+        switches = {
+            "do_lower_case": do_lower_case,
+            "strip_accents": strip_accents,
+            "tokenize_chinese_chars": tokenize_chinese_chars,
+            "split_special_tokens": split_special_tokens,
+        }
+        for name, value in switches.items():
+            if value is not None and not isinstance(value, bool):
+                raise UserError(f"the tokenizer's {name} is {value!r}: it must be true or false")
         if max_chars_per_word is None:
             max_chars_per_word = FAMILIES[family]
         if max_chars_per_word < 1:
@@ -135,12 +144,12 @@ class Tokenizer:
         if split_special_tokens is None:
             split_special_tokens = family == "google"
         self.settings: dict[str, Any] = {
-            "do_lower_case": bool(do_lower_case),
+            "do_lower_case": do_lower_case,
             "strip_accents": strip_accents,
             "tokenize_chinese_chars": bool(tokenize_chinese_chars),
             "family": family,
             "max_chars_per_word": int(max_chars_per_word),
-            "split_special_tokens": bool(split_special_tokens),
+            "split_special_tokens": split_special_tokens,
         }
         self._known: dict[str, list[int]] = {}  # ids of strings between blanks
         self._engines: dict[tuple[bool, bool, bool], tokenizers.Tokenizer] = {}

@@ -244,6 +244,12 @@ def test_the_fingerprint_sees_vocabulary_and_settings():
     assert make("a").fingerprint == prints[0]
 
 
+def test_a_switch_that_is_no_bool_is_refused():
+    """ "false" as a string would be true."""
+    with pytest.raises(UserError, match="do_lower_case is 'false': it must be true or false"):
+        Tokenizer(["[UNK]", "a"], do_lower_case="false")
+
+
 def test_what_a_vocabulary_lacks_is_said(tmp_path):
     with pytest.raises(UserError, match=r"no \[UNK\]"):
         Tokenizer(["a"])
