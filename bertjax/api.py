@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
 
 import flax.linen as nn
 import jax
@@ -20,6 +21,9 @@ from bertjax.model.heads import (
     BertForQuestionAnswering,
     BertForTagging,
 )
+
+if TYPE_CHECKING:
+    from bertjax.inference import Inside
 
 
 @dataclasses.dataclass(frozen=True)
@@ -67,6 +71,16 @@ class Bert:
     def has_pooler(self) -> bool:
         """Whether the pooler came with the checkpoint."""
         return "pooler" in self.published.params["bert"]
+
+    def attentions(self, texts: Sequence[str], pairs: Sequence[str] | None = None) -> Inside:
+        """`inference.attentions`: weights and hidden states of every layer, for each text.
+
+        inside = bertjax.load("runs/tiny").attentions(["The cat sat on the mat."])
+        inside.attentions[3][0, 7]  # layer 4, head 8: [S, S]
+        """
+        from bertjax import inference  # which imports this module
+
+        return inference.attentions(self, texts, pairs)
 
 
 def _module(published: Published, config: BertConfig) -> nn.Module:

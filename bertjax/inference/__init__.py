@@ -5,11 +5,14 @@ Results come in the order of the texts and in the form that `bertjax.predict` pr
 
 from bertjax.inference.batching import Limits
 from bertjax.inference.heads import answer, classify, tag
+from bertjax.inference.inside import Inside, attentions
 from bertjax.inference.language import check_texts, cosines, embed, fill_mask, score
 
 __all__ = [
+    "Inside",
     "Limits",
     "answer",
+    "attentions",
     "check_texts",
     "classify",
     "cosines",
