@@ -100,6 +100,7 @@ FIELDS: tuple[Field, ...] = (
     Field("data.long_text", "head", "classify: what is read of a text that is too long; windows = "
           "all of it, scores averaged", ("head", "tail", "head_tail", "windows")),
     Field("data.window_overlap", 32, "tokens that neighbouring windows of a long text share"),
+    Field("data.document_context", False, "tag: the sentences around one fill its row, unscored"),
     Field("data.length_buckets", True, "batches of like length, padded to their own longest row"),
     Field("data.max_question_tokens", 64, "answer: longer questions are cut, and counted"),
     Field("data.max_answer_tokens", 30, "answer: longest answer to look for"),
@@ -155,6 +156,14 @@ FIELDS: tuple[Field, ...] = (
     Field("checkpoint.every_seconds", 0.0, "seconds between checkpoints, too; 0 = by steps alone"),
     Field("checkpoint.keep", 3, "newest checkpoints to keep (the best is kept apart)"),
     Field("checkpoint.keep_every", 0, "keep every checkpoint at multiples of this many steps"),
+    # --- ablations (docs/ablations.md); no run of its own reads them
+    Field("ablate.variants", "", "settings to compare, as 'L=2,H=128,A=2; NAME: L=4,H=256,A=4'"),
+    Field("ablate.grid", "", "values to combine, as 'optimizer.learning_rate=1e-4,3e-4; seed=0,1'"),
+    Field("ablate.impossible", "refuse", "a cell that makes no model", ("refuse", "skip")),
+    Field("ablate.budget", "steps", "what all cells get equally", ("steps", "tokens", "flops")),
+    Field("ablate.amount", 0.0, "tokens or training FLOPs a cell; 0 = those of the first cell"),
+    Field("ablate.finetune", "", "tasks, as 'mrpc; sst2' (glue = all nine), 'NAME: KEY=VALUE,...'"),
+    Field("ablate.finetune_grid", "", "as ablate.grid, of each fine-tuning after a pretraining"),
 )  # fmt: skip
 # Flags by which the processes of one run find each other; found by themselves under Slurm, GKE and
 # on TPU VMs.
@@ -384,6 +393,17 @@ def load(arguments: Sequence[str], extra: Sequence[Field] = ()) -> CommandLine:
     )
 
 
+def checked(command: CommandLine) -> CommandLine:
+    """The same, after a look at its values: wrong ones are told before the long imports.
+
+    Raises:
+        UserError: as `resolve`. With init_from the sizes are the checkpoint's, and wait for it.
+    """
+    if not command.config.init_from:
+        resolve(command.config)
+    return command
+
+
 def _config_file(arguments: Sequence[str]) -> tuple[str, config_dict.ConfigDict]:
     """The last --config=FILE[:ARGUMENT] and the config that its file returns."""
     paths = [a.partition("=")[2] for a in arguments if a.startswith("--config=")]
@@ -393,7 +413,12 @@ def _config_file(arguments: Sequence[str]) -> tuple[str, config_dict.ConfigDict]
     file, _, argument = paths[-1].partition(":")
     if not pathlib.Path(file).is_file():
         raise UserError(f"--config={paths[-1]}: no file {file} (seen from {os.getcwd()})")
-    get_config = runpy.run_path(file).get("get_config")
+    try:
+        get_config = runpy.run_path(file).get("get_config")
+    except SyntaxError as error:
+        raise UserError(
+            f"--config={paths[-1]}: {file} is no Python, line {error.lineno}: {error.msg}"
+        ) from None
     if get_config is None:
         raise UserError(f"--config={paths[-1]}: {file} defines no get_config(argument)")
     return paths[-1], get_config(argument)

@@ -32,7 +32,7 @@ def main(arguments: Sequence[str]) -> int:
     if "--help" in arguments or "-h" in arguments:
         print(config.help_text(USAGE, FLAGS))
         return 0
-    command = config.load(arguments, FLAGS)
+    command = config.checked(config.load(arguments, FLAGS))
     workdir = command.flags["workdir"] or f"runs/{command.name}"
     from bertjax import seeds, start
     from bertjax.train import loop
