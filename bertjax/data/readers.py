@@ -85,12 +85,13 @@ class Table:
 
 @dataclasses.dataclass(frozen=True)
 class Sentence:
-    """Words and their labels (None: not labelled); `document` counts the file's documents."""
+    """Words and their labels (None: not labelled); sentences in a row with the same `document` are
+    of one document (None: the source does not say)."""
 
     words: tuple[str, ...]
     labels: tuple[str, ...] | None
     place: str
-    document: int = 0
+    document: int | str | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -319,9 +320,9 @@ def read_conll(
 ) -> tuple[list[Sentence], list[str]]:
     """Sentences of a file with a word a line, columns by tabs or blanks, and the notes.
 
-    A line of white space ends a sentence; -DOCSTART- begins a document; '#' begins a comment where
-    the line has no other column. Columns are numbers, negative from the end. A file whose lines
-    have one column has no labels.
+    A line of white space ends a sentence; -DOCSTART- begins a document, or where there is none two
+    such lines in a row; '#' begins a comment where the line has no other column. Columns are
+    numbers, negative from the end. A file whose lines have one column has no labels.
 
     Raises:
         UserError: a line with fewer columns than the ones before it.
@@ -331,13 +332,14 @@ def read_conll(
     sentences: list[Sentence] = []
     words: list[str] = []
     labels: list[str] = []
-    document, begin, width, comments = 0, 1, 0, 0
+    begin, width, comments, blanks = 1, 0, 0, 0
+    started = bool(re.search(r"^-DOCSTART-", text, re.MULTILINE))
+    document = 0
 
     def end() -> None:
         if words:
-            place = f"line {begin}"
             tags = tuple(labels) if labels else None
-            sentences.append(Sentence(tuple(words), tags, place, document))
+            sentences.append(Sentence(tuple(words), tags, f"line {begin}", document))
             words.clear()
             labels.clear()
 
@@ -345,18 +347,16 @@ def read_conll(
         # Blanks are space and tab: a no-break or zero-width character may be a word.
         line = line.strip(" ")
         fields = re.split("\t" if split_tabs else "[ \t]+", line) if line.strip(" \t") else []
-        if not fields:
+        if not fields or fields[0] == "-DOCSTART-":
             end()
-            continue
-        if fields[0] == "-DOCSTART-":
-            end()
-            document += 1
+            blanks = 0 if fields else blanks + 1
+            document += bool(fields) or (not started and blanks == 2)
             continue
         if fields[0].startswith("#") and len(fields) == 1 and width > 1:
             comments += 1
             continue
         if not words:
-            begin = number
+            begin, blanks = number, 0
         width = width or len(fields)
         if len(fields) < width:
             raise UserError(
@@ -369,6 +369,8 @@ def read_conll(
     end()
     if not sentences:
         raise UserError(f"{source} holds no sentence")
+    if not started and len({sentence.document for sentence in sentences}) == 1:
+        sentences = [dataclasses.replace(sentence, document=None) for sentence in sentences]
     count = sum(len(sentence.words) for sentence in sentences)
     notes = [
         f"{source}: {len(sentences):,} sentences, {count:,} words, {width} columns by "
@@ -396,16 +398,20 @@ def read_sentences(
     words = table.column(word_column, "data.text_column")
     labelled = table.find(label_column) is not None
     labels = table.column(label_column, "data.label_column") if labelled else [None] * len(words)
+    marked = "document" in table.columns
+    documents = table.column("document", "data.text_column") if marked else [None] * len(words)
     sentences = []
-    for row, tags, place in zip(words, labels, table.places, strict=True):
-        if not isinstance(row, list) or (tags is not None and len(tags) != len(row)):
+    for row, tags, document, place in zip(words, labels, documents, table.places, strict=True):
+        if not isinstance(row, list) or not isinstance(tags, list | None):
+            wrong = row if not isinstance(row, list) else tags
+            raise UserError(f"{source}, {place}: {wrong!r:.40} is no list: words and labels are")
+        if tags is not None and len(tags) != len(row):
             raise UserError(
-                f"{source}, {place}: a list of words and as many labels are needed, not "
-                f"{len(row)} and {'none' if tags is None else len(tags)}"
+                f"{source}, {place}: {len(row)} words have {len(tags)} labels: give each word one"
             )
         if row:
             tags = None if tags is None else tuple(map(str, tags))
-            sentences.append(Sentence(tuple(map(str, row)), tags, place))
+            sentences.append(Sentence(tuple(map(str, row)), tags, place, document))
     if len(sentences) < len(words):
         table.notes.append(f"{source}: {len(words) - len(sentences)} rows without words left out")
     return sentences, table.notes
@@ -429,7 +435,7 @@ def read_questions(source: str) -> tuple[list[Question], list[str]]:
             raise UserError(f"{source} is no JSON ({error})") from None
         try:
             questions = list(_squad(content))
-        except (KeyError, TypeError, AttributeError) as error:
+        except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
             raise UserError(
                 f"{source} is not of SQuAD's form, data > paragraphs > context, qas > question, "
                 f"answers: {type(error).__name__} {error}"
@@ -450,12 +456,22 @@ def _squad(content: dict[str, Any]) -> Iterator[Question]:
                 impossible = qa.get("is_impossible", False)
                 answers = () if impossible else _answers(qa.get("answers", ()))
                 yield Question(
-                    str(qa["id"]), qa["question"], paragraph["context"], answers, labelled
+                    str(qa["id"]),
+                    _text(qa["question"]),
+                    _text(paragraph["context"]),
+                    answers,
+                    labelled,
                 )
 
 
 def _answers(found: Iterable[dict[str, Any]]) -> tuple[tuple[str, int], ...]:
-    return tuple((answer["text"], int(answer["answer_start"])) for answer in found)
+    return tuple((_text(answer["text"]), int(answer["answer_start"])) for answer in found)
+
+
+def _text(value: Any) -> str:
+    if not isinstance(value, str):
+        raise TypeError(f"{value!r:.40} is no text")
+    return value
 
 
 def _rows(source: str) -> Iterable[dict[str, Any]]:
@@ -465,17 +481,27 @@ def _rows(source: str) -> Iterable[dict[str, Any]]:
 
 
 def _question_of_row(row: dict[str, Any], number: int) -> Question:
-    """A row {question, context[, id, answers: {text: [...], answer_start: [...]}]}."""
+    """A row {question, context[, id, answers: {text: [...], answer_start: [...]}]}.
+
+    Raises:
+        UserError: a part is missing or of another kind.
+    """
+    for key in ("question", "context"):
+        if not isinstance(row.get(key), str):
+            raise UserError(
+                f"row {number} has no text {key!r}: question, context and answers are needed"
+            )
     found = row.get("answers")
-    if isinstance(found, dict):
-        starts = found.get("answer_start", [-1] * len(found["text"]))
-        pairs = tuple(zip(found["text"], map(int, starts), strict=True))
-    else:
-        pairs = _answers(found or ())
     try:
-        question, context = row["question"], row["context"]
-    except KeyError as error:
+        if isinstance(found, dict):
+            starts = found.get("answer_start", [-1] * len(found["text"]))
+            pairs = tuple(zip(map(_text, found["text"]), map(int, starts), strict=True))
+        else:
+            pairs = _answers(found or ())
+    except (KeyError, TypeError, ValueError, OverflowError) as error:
         raise UserError(
-            f"row {number} has no {error.args[0]!r}: question, context and answers are needed"
+            f"row {number} has answers {found!r:.60}: {{text: [...], answer_start: [...]}} are "
+            f"needed ({type(error).__name__} {error})"
         ) from None
+    question, context = row["question"], row["context"]
     return Question(str(row.get("id", number)), question, context, pairs, found is not None)

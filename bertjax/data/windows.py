@@ -27,3 +27,9 @@ def overlapping_starts(length: int, size: int, overlap: int) -> list[int]:
     while starts[-1] + size < length:
         starts.append(starts[-1] + size - overlap)
     return starts
+
+
+def shares(first: int, second: int, room: int) -> tuple[int, int]:
+    """How much of `room` two sides get that want so much: half each, and what the other leaves."""
+    left = min(first, max(room // 2, room - second))
+    return left, min(second, room - left)

@@ -2,7 +2,8 @@
 
 The first piece of a word carries its label (Devlin et al. 2019, section 5.3); other pieces are not
 scored. A sentence longer than the model is read in overlapping windows, and each word is scored and
-predicted once, in the window that shows most context around it.
+predicted once, in the window that shows most context around it. With data.document_context the
+sentences around a shorter one fill its row (Schweter & Akbik 2020).
 """
 
 from __future__ import annotations
@@ -20,12 +21,19 @@ from ml_collections import config_dict
 from bertjax.config import bert_config
 from bertjax.data.readers import Sentence, read_sentences
 from bertjax.data.tokenizer import Tokenizer
-from bertjax.data.windows import owned_windows
 from bertjax.errors import UserError
 from bertjax.model.heads import BertForTagging
 from bertjax.tasks import finetune, labels, results, smoke
 from bertjax.tasks.finetune import EncodedRows, FineTune
 from bertjax.tasks.task import Mean
+from bertjax.tasks.words import (
+    Window,
+    beside,
+    sentence_windows,
+    surrounded,
+    word_labels,
+    word_pieces,
+)
 from bertjax.train import loss
 
 # What is scored, by the form of the labels: entity F1, word F1, accuracy.
@@ -36,19 +44,17 @@ _PREFIXES = ("B", "I", "M", "E", "S", "L", "U")
 
 @dataclasses.dataclass
 class Examples:
-    """The sentences of a split and where they come from; None for `labelled` False."""
+    """The sentences of a split and where they come from.
+
+    labelled: False where `sentences` have labels None; file: all sentences of the source in order,
+    and places: which of them the split has.
+    """
 
     source: str
     sentences: list[Sentence]
     labelled: bool
-
-
-@dataclasses.dataclass(frozen=True)
-class Window:
-    """A row of a sentence: its tokens, and for each word it owns (word number, first column)."""
-
-    ids: list[int]
-    owned: tuple[tuple[int, int], ...]
+    file: list[Sentence]
+    places: Sequence[int]
 
 
 def read(config: config_dict.ConfigDict, split: str, source: str) -> Examples:
@@ -61,45 +67,29 @@ def read(config: config_dict.ConfigDict, split: str, source: str) -> Examples:
         raise UserError(f"{source}, {unlabelled[0].place}: no labels ({len(unlabelled)} sentences)")
     if unlabelled:
         notes.append(f"{source} has no labels: it gets predictions, not scores")
+    if data.document_context:
+        notes.append(_documents(source, sentences))
     limit = data.limit if split == "train" else data.eval_examples
-    if limit and limit < len(sentences):
-        chosen = np.arange(limit)
+    chosen = np.arange(min(limit or len(sentences), len(sentences)))
+    if len(chosen) < len(sentences):
         if split == "train":
             chosen = finetune.draw(len(sentences), limit, config.seed)
         notes.append(f"{source}: {limit} of {len(sentences)} sentences are used")
-        sentences = [sentences[i] for i in chosen]
     finetune.say_all(notes)
-    return Examples(source, sentences, labelled)
+    return Examples(source, [sentences[i] for i in chosen], labelled, sentences, chosen)
 
 
-def word_pieces(tokenizer: Tokenizer, words: Sequence[str]) -> dict[str, list[int]]:
-    """Ids of each distinct word; one that leaves nothing (control characters) is one [UNK]."""
-    distinct = list(dict.fromkeys(words))
-    encoded = tokenizer.encode_batch(distinct, special_tokens=False)
-    return {word: ids or [tokenizer.unk_id] for word, ids in zip(distinct, encoded, strict=True)}
-
-
-def sentence_windows(
-    pieces: Sequence[Sequence[int]], size: int, overlap: int, cls_id: int, sep_id: int
-) -> list[Window]:
-    """Rows of at most `size` tokens that own every word of a sentence exactly once.
-
-    Args:
-        pieces: the ids of each word, at least one; of a word longer than a row, the beginning is
-            read.
-        size: the longest row, [CLS] and [SEP] included.
-        overlap: tokens that neighbouring windows share.
-    """
-    room = size - 2
-    pieces = [ids[:room] for ids in pieces]
-    first = np.cumsum([0, *map(len, pieces)])
-    ids = [i for word in pieces for i in word]
-    windows = []
-    for start, own_from, own_to in owned_windows(len(ids), room, min(overlap, room - 1)):
-        words = np.flatnonzero((first[:-1] >= own_from) & (first[:-1] < own_to))
-        owned = tuple((int(word), int(first[word]) - start + 1) for word in words)
-        windows.append(Window([cls_id, *ids[start : start + room], sep_id], owned))
-    return windows
+def _documents(source: str, sentences: Sequence[Sentence]) -> str:
+    """How many documents a source has. UserError where it does not say."""
+    sizes = Counter(sentence.document for sentence in sentences)
+    if None in sizes:
+        raise UserError(
+            f"{source} does not say which sentences make a document, but config.data."
+            "document_context=True: begin each one with a line -DOCSTART- (.jsonl: a field "
+            "'document'), or set that to False"
+        )
+    alone = sum(size == 1 for size in sizes.values())
+    return f"{source}: {len(sizes):,} documents, {alone:,} of them of one sentence"
 
 
 def encode(
@@ -111,13 +101,19 @@ def encode(
     """Rows of at most data.seq_length tokens with labels in by_token['target'], and the windows."""
     data, sentences = config.data, examples.sentences
     index = {name: i for i, name in enumerate(names)}
-    pieces = word_pieces(tokenizer, [word for s in sentences for word in s.words])
+    seen = examples.file if data.document_context else sentences
+    pieces = word_pieces(tokenizer, [word for s in seen for word in s.words])
     windows, example, targets = [], [], []
-    for number, sentence in enumerate(sentences):
-        for window in sentence_windows(
+    for number, (sentence, place) in enumerate(zip(sentences, examples.places, strict=True)):
+        own = sentence_windows(
             [pieces[word] for word in sentence.words], data.seq_length, data.window_overlap,
             tokenizer.cls_id, tokenizer.sep_id,
-        ):  # fmt: skip
+        )  # fmt: skip
+        if data.document_context and len(own) == 1:
+            room = data.seq_length - len(own[0].ids)
+            sides = (beside(seen, place, step, pieces, room) for step in (-1, 1))
+            own = [surrounded(own[0], *sides, data.seq_length)]
+        for window in own:
             target = np.full(len(window.ids), loss.IGNORED, np.int32)
             for word, column in window.owned if sentence.labels else ():
                 target[column] = index[sentence.labels[word]]
@@ -143,26 +139,6 @@ def encode(
         by_token={"target": targets},
     )
     return rows, windows
-
-
-def word_labels(
-    windows: Sequence[Window], example: Sequence[int], tokens: np.ndarray, counts: Sequence[int]
-) -> list[np.ndarray]:
-    """Values of words from those of tokens.
-
-    Args:
-        windows: the rows, and example: the sentence of each.
-        tokens: [rows, S, ...], of each token of each row.
-        counts: how many words each sentence has.
-
-    Returns:
-        For each sentence an array [words, ...].
-    """
-    found = [np.empty((count, *tokens.shape[2:]), tokens.dtype) for count in counts]
-    for row, (window, number) in enumerate(zip(windows, example, strict=True)):
-        for word, column in window.owned:
-            found[number][word] = tokens[row, column]
-    return found
 
 
 def scheme_of(names: Sequence[str]) -> str:

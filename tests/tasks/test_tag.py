@@ -109,6 +109,67 @@ def test_pieces_of_distinct_words():
     assert pieces["\u200b"] == [tokenizer().unk_id]
 
 
+DOCUMENTS = (
+    "-DOCSTART-\n\nhe\tO\njim\tB-PER\n\nthe\tO\nworld\tO\n\nunaffable\tO\n\n-DOCSTART-\n\nfilm\tO\n"
+)
+
+
+def rows_of(task, split="train"):
+    return [" ".join(tokenizer().tokens(ids)) for ids in task._rows[split].ids]
+
+
+def test_sentences_around_one_fill_its_row_and_are_not_scored(tmp_path):
+    plain = task_of(tmp_path, DOCUMENTS, DOCUMENTS)
+    task = task_of(tmp_path, DOCUMENTS, DOCUMENTS, data__document_context=True)
+    whole = "[CLS] he jim the world un ##aff ##able [SEP]"
+    assert rows_of(task) == [whole, whole, whole, "[CLS] film [SEP]"]
+    targets = [row.tolist() for row in task._rows["train"].by_token["target"]]
+    none = -100
+    assert targets[:3] == [
+        [none, 1, 0, none, none, none, none, none, none],
+        [none, none, none, 1, 1, none, none, none, none],
+        [none, none, none, none, none, 1, none, none, none],
+    ]
+    params = params_of(task)
+    found = []
+    for one in (plain, task):
+        figures = evaluate(one, "validation", params)
+        assert figures["words"] == 6
+        found.append(list(one.predictions("validation", one._outputs["validation"])))
+    assert [row["words"] for row in found[0]] == [row["words"] for row in found[1]]
+    # A document of one sentence reads as it does alone; the others see more.
+    assert found[0][3] == found[1][3]
+    assert found[0][0]["probabilities"] != found[1][0]["probabilities"]
+
+
+def test_context_is_whole_words_of_the_same_document_from_the_whole_file(tmp_path):
+    words = ["red\tO\n\n", "unaffable\tB-X\n\n", "jim\tO\n\n", "unaffable\tB-X\n\n", "blue\tO\n\n"]
+    content = "-DOCSTART-\n\n" + "".join(words) + "-DOCSTART-\n\nthe\tO\nworld\tB-X\n"
+    options = {"data__document_context": True, "data__window_overlap": 1}
+    task = task_of(tmp_path, content, data__seq_length=8, **options)
+    # Room for 5 tokens beside jim: half, 2, before it holds no whole word; the rest comes after.
+    assert rows_of(task)[2] == "[CLS] jim un ##aff ##able blue [SEP]"
+    assert rows_of(task)[5] == "[CLS] the world [SEP]"
+    # What data.limit leaves out is still seen around the others.
+    few = task_of(tmp_path, content, data__limit=3, data__seq_length=8, **options)
+    assert len(few._rows["train"]) == 3 and set(rows_of(few)) <= set(rows_of(task))
+
+
+def test_a_long_sentence_needs_no_context(tmp_path):
+    content = "-DOCSTART-\n\n" + "jim\tB-PER\n" * 40 + "\nhe\tO\n"
+    plain = task_of(tmp_path, content)
+    task = task_of(tmp_path, content, data__document_context=True)
+    assert rows_of(task)[:-1] == rows_of(plain)[:-1] and rows_of(task)[-1].count("jim") == 29
+
+
+def test_documents_must_be_marked(tmp_path):
+    text = message(tmp_path, TWO, data__document_context=True)
+    assert "-DOCSTART-" in text and "config.data.document_context" in text
+    blanks = TWO.replace("\n\n", "\n\n\n")
+    task = task_of(tmp_path, blanks, data__document_context=True)
+    assert rows_of(task) == ["[CLS] he jim [SEP]", "[CLS] the world [SEP]"]
+
+
 @pytest.mark.parametrize(
     ("names", "scheme"),
     [
