@@ -1,0 +1,214 @@
+"""The whole of an ablation: cells, one corpus for all of them, each cell in turn, one table."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import os
+import pathlib
+from collections.abc import Mapping
+
+from ml_collections import config_dict
+
+from bertjax import config as configs
+from bertjax import interop
+from bertjax.ablate import budget, cells, finetune, grid, table
+from bertjax.ablate.cells import Stop, say
+from bertjax.ablate.grid import Cell
+from bertjax.data import builder
+from bertjax.data.tokenizer import Tokenizer
+from bertjax.errors import UserError
+from bertjax.tasks import pretrain
+from bertjax.train import workdir as workdirs
+
+CORPORA = "corpora"
+# What a prepared corpus depends on.
+_CORPUS_KEYS = ("data.source", "data.vocab", "data.lower_case", "data.language", "data.held_out")
+
+
+@dataclasses.dataclass
+class Ablation:
+    """The cells of a config, in the order in which they are trained.
+
+    `tuned` are the fine-tunings, `skipped` says of impossible cells why they are left out.
+    """
+
+    config: config_dict.ConfigDict
+    pretrained: list[Cell]
+    tuned: list[Cell]
+    skipped: list[str] = dataclasses.field(default_factory=list)
+
+    @property
+    def cells(self) -> list[Cell]:
+        """Every cell, each pretraining followed by its fine-tunings."""
+        if not self.pretrained:
+            return self.tuned
+        return [
+            cell
+            for first in self.pretrained
+            for cell in (first, *(c for c in self.tuned if c.parent == first.name))
+        ]
+
+
+def expand(config: config_dict.ConfigDict) -> Ablation:
+    """The cells of a config; nothing is read but config files.
+
+    Raises:
+        UserError: a setting is not understood, a cell is impossible, or two are the same.
+    """
+    ablate = config.ablate
+    if not (ablate.variants or ablate.grid or ablate.finetune):
+        raise UserError(
+            "there is nothing to compare: set --config.ablate.variants or --config.ablate.grid, as "
+            "configs/ablate.py does"
+        )
+    if config.train.seeds > 1:
+        raise UserError(
+            f"config.train.seeds={config.train.seeds}: in an ablation seeds are repetitions, "
+            "written seed=0,1,2 in ablate.grid or ablate.finetune_grid"
+        )
+    for key in ("impossible", "budget"):
+        choices = configs.BY_KEY[f"ablate.{key}"].choices
+        if ablate[key] not in choices:
+            raise UserError(f"config.ablate.{key}={ablate[key]} is not one of {', '.join(choices)}")
+    skipped: list[str] = []
+    if config.task == "pretrain":
+        first = grid.check_possible(grid.primary_cells(config), ablate.impossible, skipped)
+        second = finetune.after_pretraining(config, first)
+    else:
+        first, second = [], finetune.alone(config)
+        if ablate.budget != "steps" or ablate.amount:
+            raise UserError(
+                f"config.ablate.budget={ablate.budget}: fine-tunings are given steps or epochs, "
+                "since their rows differ in length"
+            )
+    second = grid.check_possible(second, ablate.impossible, skipped)
+    if not first + second:
+        raise UserError(f"every cell is impossible: {skipped[0]}")
+    grid.check_distinct([*first, *second])
+    return Ablation(config, first, second, skipped)
+
+
+@dataclasses.dataclass(frozen=True)
+class Corpus:
+    """What the cells of one corpus read: data.source, its vocabulary's size, and the sizes that
+    the checkpoint to start from decides."""
+
+    source: str
+    vocab_size: int
+    sizes: Mapping[str, object]
+
+
+def prepare_corpus(workdir: str, cell: Cell) -> Corpus:
+    """Prepare the raw source of a cell in the ablation's folder, once for all cells that share it.
+
+    A source that is prepared already is taken as it is.
+    """
+    config = cell.resolved()
+    published = interop.read_checkpoint(config.init_from) if config.init_from else None
+    tokenizer = published.tokenizer if published else None
+    wanted = [cell.config[key] for key in _CORPUS_KEYS] + [config.init_from]
+    folder = f"{workdir}/{CORPORA}/{hashlib.sha256(repr(wanted).encode()).hexdigest()[:12]}"
+    pretrain.prepare_data(config, folder, tokenizer)
+    prepared = pathlib.Path(folder) / "corpus"
+    if not (prepared / builder.FINGERPRINT).exists():
+        prepared = pathlib.Path(config.data.source)
+    sizes = {}
+    if published:
+        sizes = {f"model.{key}": published.config[key] for key in configs.SIZE_KEYS}
+    return Corpus(str(prepared), Tokenizer.load(str(prepared)).vocab_size, sizes)
+
+
+def with_corpora(ablation: Ablation, workdir: str) -> dict[str, budget.Cost]:
+    """Prepare what the pretraining cells read, point them at it, and give them their steps.
+
+    Returns the cost of each pretraining cell by name.
+    """
+    found: dict[str, Corpus] = {}
+    costs: dict[str, budget.Cost] = {}
+    ready = []
+    for cell in ablation.pretrained:
+        key = repr([cell.config[key] for key in (*_CORPUS_KEYS, "init_from")])
+        if key not in found:
+            found[key] = prepare_corpus(workdir, cell)
+        corpus = found[key]
+        config = dict(cell.config)
+        if corpus.source.startswith(f"{workdir}/"):
+            config["data.source"] = cells.PLACEHOLDER + corpus.source.removeprefix(workdir)
+            config["data.vocab"] = ""
+        ready.append(dataclasses.replace(cell, config=config))
+        sized = dataclasses.replace(cell, config=cell.config | corpus.sizes)
+        costs[cell.name] = budget.cost(sized.resolved(), corpus.vocab_size)
+    ablation.pretrained = budget.with_budget(ablation.config, ready, costs) if ready else []
+    return costs
+
+
+def run(
+    config: config_dict.ConfigDict, workdir: str, environment: Mapping[str, str]
+) -> tuple[int, table.Table]:
+    """Train what is not trained yet and write the table; the exit code, and the table.
+
+    Raises:
+        UserError: the grid, the corpus or the folder is wrong; nothing has been trained then.
+    """
+    if "://" in workdir:
+        raise UserError(f"--workdir={workdir}: an ablation needs a folder of this machine")
+    workdir = os.path.normpath(workdir)
+    ablation = expand(config)
+    for sentence in ablation.skipped:
+        say(f"skipped: {sentence}")
+    with workdirs.lock(workdir):
+        costs = with_corpora(ablation, workdir)
+        gone = cells.check_unchanged(workdir, ablation.cells)
+        if gone:
+            say(f"no longer in the grid, left alone: {', '.join(gone)}")
+        stop = Stop()
+        with stop.entered():
+            train_all(ablation, workdir, environment, stop, costs)
+        made = write_table(ablation, workdir, costs)
+    if stop.signal is not None:
+        say("stopped; the same command goes on from here")
+        return 128 + stop.signal, made
+    return 0, made
+
+
+def train_all(
+    ablation: Ablation,
+    workdir: str,
+    environment: Mapping[str, str],
+    stop: Stop,
+    costs: Mapping[str, budget.Cost],
+) -> None:
+    """Each cell in turn, until a signal comes; one that fails does not stop the others."""
+    order = ablation.cells
+    for cell in order:
+        if not cells.is_finished(workdir, cell.name):
+            cells.write(workdir, cell)
+    for number, cell in enumerate(order, 1):
+        which = f"cell {number} of {len(order)}, {cell.name}"
+        if cells.is_finished(workdir, cell.name):
+            say(f"{which}: finished before")
+            continue
+        if stop.signal is not None:
+            return
+        if cell.parent and not cells.is_finished(workdir, cell.parent):
+            cells.write(
+                workdir, cell, state=cells.FAILED, sentence=f"not begun: {cell.parent} has failed"
+            )
+            say(f"{which}: not begun, since {cell.parent} has failed")
+            continue
+        say(f"{which}: running; {cells.path_of(workdir, cell.name) / cells.LOG}")
+        state = cells.run(workdir, cell, environment, stop)
+        how = cells.read(cells.path_of(workdir, cell.name)) or {}
+        say(f"{which}: {state}" + (f": {how['sentence']}" if how.get("sentence") else ""))
+        write_table(ablation, workdir, costs)
+
+
+def write_table(ablation: Ablation, workdir: str, costs: Mapping[str, budget.Cost]) -> table.Table:
+    """Write ablation.md, .csv and .json of what there is by now."""
+    about = ""
+    if ablation.pretrained:
+        about = budget.text(ablation.config, ablation.pretrained, costs)
+    made = table.make(workdir, ablation.pretrained, ablation.tuned, costs, about, ablation.skipped)
+    table.write(workdir, made)
+    return made
