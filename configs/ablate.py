@@ -37,9 +37,9 @@ SMALL = {
     "optimizer.learning_rate": 2e-3,
     # A share, so that every budget has its warm-up.
     "optimizer.warmup_ratio": 0.1,
-    "train.steps": 1200,
+    "train.steps": 1000,
     "train.log_every": 100,
-    "checkpoint.every": 300,
+    "checkpoint.every": 250,
     "checkpoint.keep": 1,
 }
 PAPER = {

@@ -83,6 +83,12 @@ def expand(config: config_dict.ConfigDict) -> Ablation:
                 "since their rows differ in length"
             )
     second = grid.check_possible(second, ablate.impossible, skipped)
+    for cell in second:
+        if not cell.config["data.validation"] and not config.smoke:
+            raise UserError(
+                f"the cell {cell.name} has no development set, on which settings are chosen: set "
+                "data.validation"
+            )
     if not first + second:
         raise UserError(f"every cell is impossible: {skipped[0]}")
     grid.check_distinct([*first, *second])
