@@ -68,7 +68,7 @@ def main(arguments: Sequence[str]) -> int:
 
     workdir = flags["workdir"] or f"runs/{command.name}"
     code, made = run.run(command.config, workdir, environment)
-    if code == 0:
+    if code < 128:
         plots.write(workdir, made)
     if flags["json"]:
         print(json.dumps(table.document(made), indent=2))

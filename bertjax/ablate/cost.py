@@ -54,7 +54,7 @@ def plan(
             found = _plan_of(folder, cell, topology, environment)
             rows.append(_row(cell, costs[cell.name], found))
     about = budget.text(config, planned, costs)
-    return {"topology": topology, "about": about, "rows": rows, "skipped": ablation.skipped}
+    return {"topology": topology, "about": about, "rows": rows, "skipped": ablation.notes}
 
 
 def _plan_of(

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import hashlib
 import os
 import pathlib
-from collections.abc import Mapping
+import signal
+from collections.abc import Iterator, Mapping
+from types import FrameType
 
 from ml_collections import config_dict
 
@@ -24,19 +27,21 @@ from bertjax.train import workdir as workdirs
 CORPORA = "corpora"
 # What a prepared corpus depends on.
 _CORPUS_KEYS = ("data.source", "data.vocab", "data.lower_case", "data.language", "data.held_out")
+# What decides the held-out rows and masks, beside the corpus.
+_ROW_KEYS = ("data.seq_length", "data.nsp", "data.whole_word", "data.eval_examples", "init_from")
 
 
 @dataclasses.dataclass
 class Ablation:
     """The cells of a config, in the order in which they are trained.
 
-    `tuned` are the fine-tunings, `skipped` says of impossible cells why they are left out.
+    `tuned` are the fine-tunings, `notes` says of impossible cells why they are left out.
     """
 
     config: config_dict.ConfigDict
     pretrained: list[Cell]
     tuned: list[Cell]
-    skipped: list[str] = dataclasses.field(default_factory=list)
+    notes: list[str] = dataclasses.field(default_factory=list)
 
     @property
     def cells(self) -> list[Cell]:
@@ -152,7 +157,9 @@ def with_corpora(ablation: Ablation, workdir: str) -> dict[str, budget.Cost]:
 def run(
     config: config_dict.ConfigDict, workdir: str, environment: Mapping[str, str]
 ) -> tuple[int, table.Table]:
-    """Train what is not trained yet and write the table; the exit code, and the table.
+    """Train what is not trained yet and write the table.
+
+    Returns the exit code, 1 where a cell has failed and 143 or 130 after a signal, and the table.
 
     Raises:
         UserError: the grid, the corpus or the folder is wrong; nothing has been trained then.
@@ -161,10 +168,11 @@ def run(
         raise UserError(f"--workdir={workdir}: an ablation needs a folder of this machine")
     workdir = os.path.normpath(workdir)
     ablation = expand(config)
-    for sentence in ablation.skipped:
+    for sentence in ablation.notes:
         say(f"skipped: {sentence}")
     with workdirs.lock(workdir):
-        costs = with_corpora(ablation, workdir)
+        with _leaving_at_once():
+            costs = with_corpora(ablation, workdir)
         gone = cells.check_unchanged(workdir, ablation.cells)
         if gone:
             say(f"no longer in the grid, left alone: {', '.join(gone)}")
@@ -175,7 +183,27 @@ def run(
     if stop.signal is not None:
         say("stopped; the same command goes on from here")
         return 128 + stop.signal, made
-    return 0, made
+    failed = [row["cell"] for row in made.rows if row["state"] == cells.FAILED]
+    if failed:
+        say(
+            f"{len(failed)} of {len(made.rows)} cells have failed; the same command tries them anew"
+        )
+    return int(bool(failed)), made
+
+
+@contextlib.contextmanager
+def _leaving_at_once() -> Iterator[None]:
+    """SIGTERM ends the preparation of a corpus as SIGINT does; it begins anew the next time."""
+
+    def leave(number: int, frame: FrameType | None) -> None:
+        del frame
+        raise SystemExit(128 + number)
+
+    before = signal.signal(signal.SIGTERM, leave)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def train_all(
@@ -212,9 +240,23 @@ def train_all(
 
 def write_table(ablation: Ablation, workdir: str, costs: Mapping[str, budget.Cost]) -> table.Table:
     """Write ablation.md, .csv and .json of what there is by now."""
-    about = ""
+    about, notes = "", list(ablation.notes)
     if ablation.pretrained:
         about = budget.text(ablation.config, ablation.pretrained, costs)
-    made = table.make(workdir, ablation.pretrained, ablation.tuned, costs, about, ablation.skipped)
+        notes += _not_comparable(ablation.pretrained)
+    made = table.make(workdir, ablation.pretrained, ablation.tuned, costs, about, notes)
     table.write(workdir, made)
     return made
+
+
+def _not_comparable(pretrained: list[Cell]) -> list[str]:
+    """A warning where the cells are not evaluated on the same rows."""
+    differ = [
+        key for key in (*_CORPUS_KEYS, *_ROW_KEYS) if any(key in cell.varied for cell in pretrained)
+    ]
+    if not differ:
+        return []
+    return [
+        f"cells that differ in {', '.join(differ)} are not evaluated on the same tokens: their "
+        "perplexities cannot be compared"
+    ]

@@ -25,6 +25,10 @@ NAME = "ablation"
 PRETRAIN, FINETUNE = "pretrain", "finetune"
 _SIZES = {"L": "num_layers", "H": "hidden_size", "A": "num_heads", "F": "intermediate_size"}
 _HELD_OUT = ("mlm_loss", "perplexity", "mlm_accuracy", "nsp_accuracy")
+_HEADS = {
+    "training_flops": "training FLOPs", "mlm_loss": "MLM loss", "mlm_accuracy": "MLM accuracy",
+    "nsp_accuracy": "NSP accuracy",
+}  # fmt: skip
 
 Row = dict[str, Any]
 
@@ -38,14 +42,14 @@ class Table:
         rows: one of each cell, in the order of the grid.
         groups: pretrained cells of several seeds together.
         best: of each start and fine-tuning task the setting that is best on the development set.
-        skipped: why impossible cells were left out.
+        notes: what else a reader has to know, such as why impossible cells were left out.
     """
 
     about: str
     rows: list[Row]
     groups: list[Row]
     best: list[Row]
-    skipped: list[str]
+    notes: list[str]
 
 
 def make(
@@ -54,7 +58,7 @@ def make(
     tuned: Sequence[Cell],
     costs: Mapping[str, Cost],
     about: str,
-    skipped: Sequence[str] = (),
+    notes: Sequence[str] = (),
 ) -> Table:
     """The table of the cells as they stand in their folders."""
     rows = [_pretrain_row(workdir, cell, costs[cell.name]) for cell in pretrained]
@@ -66,7 +70,7 @@ def make(
     for row in tuned_rows:  # the test set is looked at for the chosen settings alone
         if not row["chosen"]:
             row["test"] = None
-    return Table(about, [*rows, *tuned_rows], groups, best, list(skipped))
+    return Table(about, [*rows, *tuned_rows], groups, best, list(notes))
 
 
 def _state(workdir: str, cell: Cell) -> tuple[Row, dict[str, Any] | None]:
@@ -267,8 +271,8 @@ def markdown(made: Table) -> str:
             "### Every run, on the development set",
             _markdown([_tuned_for_a_person(row) for row in tuned]),
         ]
-    if made.skipped:
-        parts += ["## Left out", "\n".join(f"- {sentence}" for sentence in made.skipped)]
+    if made.notes:
+        parts += ["## Notes", "\n".join(f"- {sentence}" for sentence in made.notes)]
     return "\n\n".join(parts) + "\n"
 
 
@@ -326,7 +330,7 @@ def _markdown(rows: Sequence[Row]) -> str:
     names = [n for n in names if n not in ("time", "state")] + [
         n for n in ("time", "state") if n in names
     ]
-    lines = [names, ["---"] * len(names)]
+    lines = [[_HEADS.get(name, name) for name in names], ["---"] * len(names)]
     lines += [[_text(name, row.get(name)) for name in names] for row in rows]
     return "\n".join("| " + " | ".join(line) + " |" for line in lines)
 
