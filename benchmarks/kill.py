@@ -30,7 +30,7 @@ CONFIG = (
     f"--config.train.eval_every={EVAL_EVERY}", "--config.data.eval_examples=256",
     "--config.checkpoint.every=1", "--config.checkpoint.keep=3",
 )  # fmt: skip
-CLOCK = ("tokens_per_second",)
+CLOCK = ("tokens_per_second", "flops_share")
 STARTED_LATE = -signal.SIGTERM  # before the loop, Python's own end: nothing had been done
 
 

@@ -22,7 +22,7 @@ from bertjax.config import stderr
 from bertjax.data.buckets import LengthBuckets
 from bertjax.data.tokenizer import VOCAB_FILE, Tokenizer
 from bertjax.errors import UserError
-from bertjax.tasks.task import Batch, Rows, Task
+from bertjax.tasks.task import Batch, Rows, Task, bert_step_flops
 from bertjax.train.loss import IGNORED
 
 # In a workdir: the vocabulary that a run without init_from has learnt, and what it predicted.
@@ -326,6 +326,9 @@ class FineTune(Task):
             whole = {n: np.concatenate([part[n] for part in parts]) for n in parts[0]}
             self._outputs[split] = self._in_order(split, whole)
         return self._outputs[split]
+
+    def step_flops(self, batch: Mapping[str, Any]) -> int:
+        return bert_step_flops(self, self.model.config, batch)
 
     def artifacts(self) -> dict[str, Any]:
         train = self._rows.get("train")

@@ -30,7 +30,7 @@ from bertjax.data.store import PreparedCorpus
 from bertjax.data.tokenizer import SPECIAL_TOKENS, Tokenizer
 from bertjax.errors import UserError
 from bertjax.model.heads import BertForPreTraining
-from bertjax.tasks.task import Batch, Mean, Rows, Task
+from bertjax.tasks.task import Batch, Mean, Rows, Task, bert_step_flops
 from bertjax.train.loss import accuracy, cross_entropy, ignore_labels
 
 EVAL_MASK_RATE = 0.15
@@ -341,6 +341,9 @@ class Pretrain(Task):
     def chance_levels(self) -> dict[str, float]:
         entropy = float(-(np.exp(self._unigram) * self._unigram).sum())
         return {"mlm_loss": entropy} | ({"nsp_accuracy": 0.5} if self.config.data.nsp else {})
+
+    def step_flops(self, batch: Mapping[str, Any]) -> int:
+        return bert_step_flops(self, self.model.config, batch)
 
     def artifacts(self) -> dict[str, Any]:
         return {

@@ -16,6 +16,9 @@ import flax.linen as nn
 import jax
 import numpy as np
 
+from bertjax.model import flops
+from bertjax.model.bert import BertConfig
+
 # A batch on the host: arrays whose first axis is the row.
 Batch = Mapping[str, np.ndarray]
 # A quantity that is summed over rows, devices, microbatches and batches before one division.
@@ -114,6 +117,12 @@ class Task(abc.ABC):
         ('mlm_loss': unigram entropy, 'nsp_accuracy': 0.5); the loop warns of a run stuck there."""
         return {}
 
+    def step_flops(self, batch: Mapping[str, Any]) -> int:
+        """Model FLOPs of a training step over a global batch (arrays or ShapeDtypeStructs): the
+        work of the mathematics at these shapes, recomputation left out. 0: not known."""
+        del batch
+        return 0
+
     def artifacts(self) -> dict[str, Any]:
         """JSON values that a workdir keeps in config.json beside the config (labels, ...)."""
         return {}
@@ -125,3 +134,12 @@ class Task(abc.ABC):
         """After the last evaluation, one process: write predictions; return the summary text."""
         del workdir, params, results
         return ""
+
+
+def bert_step_flops(task: Task, config: BertConfig, batch: Mapping[str, Any]) -> int:
+    """`Task.step_flops` of a task whose model is a BERT of `config` (see bertjax.model.flops)."""
+    inputs = jax.eval_shape(lambda batch: task.inputs(batch, train=True), dict(batch))
+    rows, length = inputs["input_ids"].shape
+    predictions = inputs["masked_positions"].shape[1] if "masked_positions" in inputs else 0
+    pooled = inputs["nsp_positions"].shape[1] if "nsp_positions" in inputs else 1
+    return flops.train_flops(config, rows, length, predictions=predictions, pooled=pooled)

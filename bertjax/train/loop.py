@@ -28,6 +28,7 @@ from jax.sharding import Mesh
 
 from bertjax.errors import UserError
 from bertjax.parallel import mesh as meshes
+from bertjax.parallel.rate import matmul_flops_per_second
 from bertjax.tasks.task import Batch, Rows, Task
 from bertjax.train import checkpoint
 from bertjax.train import workdir as folder
@@ -162,6 +163,7 @@ class _Run:
         self.skipped = 0
         self.waiting: tuple[int, Batch, Mapping[str, jax.Array]] | None = None
         self.meter = Meter()
+        self.flops: dict[int, int] = {}  # of a step, by the length of its rows
 
     def train(self, load_initial: LoadInitial | None) -> dict[str, float]:
         schedule = make_schedule(self.config.optimizer, self.steps)
@@ -245,21 +247,26 @@ class _Run:
             accumulate=self.config.train.accumulate,
         )
         self.train_step = StepByShape(jitted, abstract)
-        self.train_step.compile(abstract_batch(self.task, self.mesh))
+        self._compile_for(abstract_batch(self.task, self.mesh))
         between = time.monotonic()
         self.evaluator.compile()
         self.progress.say(
             f"compiled the training step in {between - began:.1f} s and the evaluation in "
             f"{time.monotonic() - between:.1f} s"
         )
+        self.meter = Meter(matmul_flops_per_second(self.config.model.dtype))
         self.progress.doing("training")
+
+    def _compile_for(self, batch: Mapping[str, Any]) -> None:
+        self.train_step.compile(batch)
+        self.flops[batch["input_ids"].shape[1]] = self.task.step_flops(batch)
 
     def _take(self, state: TrainState, batch: Batch) -> tuple[TrainState, Mapping[str, jax.Array]]:
         """One step; a shape of batch that is new to it is compiled first, and the time is said."""
         if not self.train_step.knows(batch):
             self._settle()
             began = time.monotonic()
-            self.train_step.compile(batch)
+            self._compile_for(batch)
             shape = " x ".join(map(str, batch["input_ids"].shape))
             self.progress.say(
                 f"compiled the training step for batches of {shape} in "
@@ -284,7 +291,8 @@ class _Run:
         (step, batch, metrics), self.waiting = self.waiting, None
         if float(metrics["nonfinite"]):
             self._nonfinite(step, batch, metrics)
-        self.meter.add(int(np.count_nonzero(batch["attention_mask"])) * self.rows.processes)
+        tokens = int(np.count_nonzero(batch["attention_mask"])) * self.rows.processes
+        self.meter.add(tokens, self.flops[batch["input_ids"].shape[1]])
         left = self.meter.seconds_per_step * (self.steps - step)
         self.progress.step(step, left)
         if step % self.config.train.log_every and step != self.steps:
@@ -293,7 +301,7 @@ class _Run:
         values = jax.device_get(metrics)
         figures = {n: float(values[n]) for n in sorted(values, key=_order) if n != "nonfinite"}
         figures["skipped_steps"] = float(self.skipped)
-        figures["tokens_per_second"] = self.meter.tokens_per_second()
+        figures |= self.meter.rates()
         self.watch.look(step, figures)
         self._write(step, "train", figures)
         if not self.skipped:

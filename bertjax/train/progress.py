@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Mapping
 from typing import IO
@@ -75,11 +76,17 @@ class Progress:
 
 
 class Meter:
-    """Real tokens a second and seconds a step, of the time that training itself takes."""
+    """Real tokens and useful FLOPs a second, and seconds a step, of the time that training itself
+    takes.
 
-    def __init__(self) -> None:
-        self._tokens = self._steps = self._all_tokens = 0
+    Args:
+        peak_flops: FLOP/s of the devices, what `flops_share` is a share of.
+    """
+
+    def __init__(self, peak_flops: float = math.inf) -> None:
+        self._tokens = self._flops = self._steps = self._all_tokens = 0
         self._busy = self._all_busy = 0.0
+        self._peak_flops = peak_flops
         self._since = time.monotonic()
         self.seconds_per_step = 0.0
 
@@ -87,23 +94,27 @@ class Meter:
         """Leave out the time since the last step: it went into a compile or an evaluation."""
         self._since = time.monotonic()
 
-    def add(self, tokens: int) -> None:
-        """A step with so many tokens is done."""
+    def add(self, tokens: int, flops: int = 0) -> None:
+        """A step of so many tokens and useful FLOPs is done."""
         now = time.monotonic()
         taken, self._since = now - self._since, now
         self._busy += taken
         self._tokens += tokens
+        self._flops += flops
         self._all_busy += taken
         self._all_tokens += tokens
         smooth = min(0.98, self._steps / (self._steps + 1))
         self._steps += 1
         self.seconds_per_step = smooth * self.seconds_per_step + (1 - smooth) * taken
 
-    def tokens_per_second(self) -> float:
-        """Since this was last asked."""
-        rate = self._tokens / max(self._busy, 1e-9)
-        self._tokens, self._busy = 0, 0.0
-        return rate
+    def rates(self) -> dict[str, float]:
+        """tokens_per_second, and flops_share where FLOPs are known, since this was last asked."""
+        busy = max(self._busy, 1e-9)
+        rates = {"tokens_per_second": self._tokens / busy}
+        if self._flops:
+            rates["flops_share"] = self._flops / busy / self._peak_flops
+        self._tokens, self._flops, self._busy = 0, 0, 0.0
+        return rates
 
     def summary(self) -> str:
         """Steps, time and rate since the start; '' without a step."""
