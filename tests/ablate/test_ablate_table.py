@@ -194,7 +194,7 @@ def test_help(capsys):
     ids=str,
 )
 def test_bad_input_is_one_sentence(arguments, words, capsys, tmp_path, monkeypatch):
-        monkeypatch.chdir(tmp_path)
+    monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("JAX_PLATFORMS", "cpu")
     arguments = [a.format(tiny=f"--config={ROOT}/configs/tiny.py") for a in arguments]
     code, out, err = call(*arguments, capsys=capsys)
@@ -207,7 +207,7 @@ def test_bad_input_is_one_sentence(arguments, words, capsys, tmp_path, monkeypat
 @pytest.mark.parametrize("argument", ["", "preset=paper", "preset=glue", "smoke",
                                       "preset=paper,smoke", "preset=glue,smoke"])  # fmt: skip
 def test_every_preset_makes_cells(argument):
-        config = configs.load([f"--config={ROOT}/configs/ablate.py:{argument}"]).config
+    config = configs.load([f"--config={ROOT}/configs/ablate.py:{argument}"]).config
     found = run.expand(config if "glue" not in argument else _with_start(config))
     if argument == "preset=paper":
         sizes = [tuple(cell.varied.values()) for cell in found.pretrained]
