@@ -232,10 +232,9 @@ def train_all(
             say(f"{which}: not begun, since {cell.parent} has failed")
             continue
         say(f"{which}: running; {cells.path_of(workdir, cell.name) / cells.LOG}")
-        state = cells.run(workdir, cell, environment, stop)
-        how = cells.read(cells.path_of(workdir, cell.name)) or {}
-        say(f"{which}: {state}" + (f": {how['sentence']}" if how.get("sentence") else ""))
-        write_table(ablation, workdir, costs)
+        cells.run(workdir, cell, environment, stop)
+        row = next(r for r in write_table(ablation, workdir, costs).rows if r["cell"] == cell.name)
+        say(f"{which}: {table.outcome(row)}")
 
 
 def write_table(ablation: Ablation, workdir: str, costs: Mapping[str, budget.Cost]) -> table.Table:

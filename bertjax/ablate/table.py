@@ -80,6 +80,10 @@ def _state(workdir: str, cell: Cell) -> tuple[Row, dict[str, Any] | None]:
     end = workdirs.read_finished(str(folder))
     state = cells.FINISHED if end else how["state"]
     sentence = "" if end else how["sentence"]
+    if end and not all(
+        math.isfinite(value) for figures in end["results"].values() for value in figures.values()
+    ):
+        sentence = "with figures that are not finite"
     return {"seconds": how["seconds"] or None, "state": state, "sentence": sentence}, end
 
 
@@ -107,8 +111,13 @@ def _pretrain_row(workdir: str, cell: Cell, cost: Cost) -> Row:
         "cell": cell.name, "stage": PRETRAIN, **_sizes(workdir, cell), **_shown(cell),
         "parameters": cost.parameters,
         "training_flops": None if steps is None else steps * cost.step_flops,
-        "steps": steps, **{name: figures.get(name) for name in _HELD_OUT}, **how,
+        "steps": steps, **{name: _finite(figures.get(name)) for name in _HELD_OUT}, **how,
     }  # fmt: skip
+
+
+def _finite(value: float | None) -> float | None:
+    """JSON knows no NaN, and a figure of a run that has diverged is none."""
+    return value if value is not None and math.isfinite(value) else None
 
 
 def _shown(cell: Cell) -> Row:
@@ -134,8 +143,8 @@ def _finetune_row(workdir: str, cell: Cell, costs: Mapping[str, Cost]) -> Row:
     if end and saved is not None:
         split, _, metric = saved[1]["best_metric"][0].partition("/")
         row["metric"], row["larger_is_better"] = metric, saved[1]["best_metric"][1]
-        row["validation"] = end["results"].get(split, {}).get(metric)
-        row["test"] = end["results"].get("test", {}).get(metric)
+        row["validation"] = _finite(end["results"].get(split, {}).get(metric))
+        row["test"] = _finite(end["results"].get("test", {}).get(metric))
     return row
 
 
@@ -308,6 +317,16 @@ def _end(row: Row) -> Row:
     told = row["state"] + (f": {row['sentence']}" if row["sentence"] else "")
     seconds = row["seconds"]
     return {"time": None if seconds is None else duration(seconds), "state": told}
+
+
+def outcome(row: Row) -> str:
+    """How a cell has ended, in a line."""
+    figure = ""
+    if row.get("perplexity") is not None:
+        figure = f", perplexity {row['perplexity']:.2f}"
+    elif row.get("validation") is not None:
+        figure = f", {row['metric']} {row['validation']:.4f} on the development set"
+    return _end(row)["state"] + figure
 
 
 def _for_a_person(best: Row) -> Row:

@@ -21,7 +21,7 @@ BASE = [
     "--workdir=run", "--json", "--config.train.steps=300", "--config.train.log_every=50",
     "--config.train.eval_every=0", "--config.data.batch_size=8",
 ]  # fmt: skip
-VARIANTS = "--config.ablate.variants=bad: L=1,H=32,A=1,mesh.data=3; L=1,H=32,A=1"
+VARIANTS = "--config.ablate.variants=bad: L=1,H=32,A=1,mesh.data=3; good: L=1,H=32,A=1"
 SETS = "own: data.train=train.tsv,data.validation=dev.tsv,data.test=dev.tsv"
 FINETUNE = [
     f"--config.ablate.finetune={SETS},data.seq_length=16,train.epochs=2,data.batch_size=4",
@@ -51,7 +51,7 @@ def test_stopped_gone_on_with_and_failing_cells(tmp_path):
     lines = "".join(f"{text}\t{label}\n" for text, label in texts)
     for name in ("train.tsv", "dev.tsv"):
         (tmp_path / name).write_text("text\tlabel\n" + lines)
-    run, good = tmp_path / "run", "L1_H32_A1"
+    run, good = tmp_path / "run", "good"
 
     # Stopped in the middle of a cell, after one that cannot run.
     process = subprocess.Popen(
@@ -64,8 +64,6 @@ def test_stopped_gone_on_with_and_failing_cells(tmp_path):
         assert process.poll() is None, process.communicate()[1]
         assert time.monotonic() < deadline
         time.sleep(0.2)
-    second = call(tmp_path, VARIANTS)
-    assert second.returncode == 2 and "in use by process" in second.stderr
     process.send_signal(signal.SIGTERM)
     out, err = process.communicate(timeout=300)
     assert process.returncode == 143, err
@@ -74,6 +72,9 @@ def test_stopped_gone_on_with_and_failing_cells(tmp_path):
     corpora = list(run.glob("corpora/*/corpus/fingerprint.json"))
     assert len(corpora) == 1 and not list(run.glob("cells/*/corpus"))
     prepared = corpora[0].stat().st_mtime_ns
+    with workdirs.lock(str(run)):
+        second = call(tmp_path, VARIANTS)
+    assert second.returncode == 2 and f"in use by process {os.getpid()}" in second.stderr
 
     # Gone on with, now with fine-tunings.
     done = call(tmp_path, VARIANTS, *FINETUNE)
@@ -104,7 +105,7 @@ def test_stopped_gone_on_with_and_failing_cells(tmp_path):
     again = call(tmp_path, VARIANTS, *FINETUNE)
     assert again.returncode == 1 and again.stderr.count("finished before") == 3
     assert log.stat().st_size == size
-    dropped = call(tmp_path, "--config.ablate.variants=L=1,H=32,A=1")
+    dropped = call(tmp_path, "--config.ablate.variants=good: L=1,H=32,A=1")
     assert dropped.returncode == 0 and "no longer in the grid, left alone: bad" in dropped.stderr
     changed = call(tmp_path, VARIANTS, "--config.optimizer.learning_rate=0.5")
     assert changed.returncode == 2
