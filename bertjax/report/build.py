@@ -51,7 +51,9 @@ def _add_model(run: dict[str, Any], path: str, given: list[str] | None, runs: in
     warnings: dict[str, None] = {}
     rows = max(FEWEST_ROWS, MOST_ROWS // runs)
     run |= {"examples": None, "asked": [], "attention": None, "vectors": None, "missing": missing}
-    read = _tried(missing, "texts", lambda: held_out.read(path, _nested(run, path)))
+    read = None
+    if not (given and run["task"] == "pretrain"):  # nothing of the corpus is shown then
+        read = _tried(missing, "texts", lambda: held_out.read(path))
     shown = held_out.chosen(given) if given else next(iter(read.values())) if read else None
     if run["task"] != "pretrain":
         run["examples"] = _predictions(run, path, read or {}, rows)
@@ -82,12 +84,6 @@ def _add_model(run: dict[str, Any], path: str, given: list[str] | None, runs: in
         return ""
     run["attention"], weights = found
     return weights
-
-
-def _nested(run: dict[str, Any], path: str) -> dict[str, Any]:
-    from bertjax.train import workdir
-
-    return (workdir.read_config(path) or ({}, {}))[0]
 
 
 def _predictions(

@@ -67,15 +67,15 @@ def run_config(path: str) -> config_dict.ConfigDict:
     return configs.update(config, {key: known[key] for key in configs.BY_KEY if key in known})
 
 
-def read(path: str, settings: Mapping[str, Any]) -> dict[str, Texts]:
+def read(path: str) -> dict[str, Texts]:
     """The held-out texts of a run by split, in order, whole.
 
     Raises:
         UserError: the data is no longer there, or none was held out.
     """
-    if settings.get("task") == "pretrain":
-        return _corpus(path, settings)
     config = run_config(path)
+    if config.task == "pretrain":
+        return _corpus(path, config.to_dict())
     sources = {s: x for s, x in finetune.split_sources(config).items() if s != "train"}
     if not sources:
         raise UserError("the run has no held-out examples.")

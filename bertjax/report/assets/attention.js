@@ -173,12 +173,12 @@ class AttentionView {
     tokens.forEach((token, i) => {
       const from = svg("g", { class: "token", tabindex: 0, "data-token": i });
       from.append(svg("rect", { x: 0, y: y(i) - 15, width: left - 4, height: LINE_HEIGHT, fill: "transparent" }),
-        svg("text", { x: left - 8, y: y(i), "text-anchor": "end" }, clipped(token)), svg("title", {}, token));
+        svg("text", { x: left - 8, y: y(i), "text-anchor": "end" }, clipped(token, LONGEST_TOKEN)), svg("title", {}, token));
       for (const name of ["mouseenter", "focus", "click"]) from.addEventListener(name, () => this.pointAt(i));
       for (const name of ["mouseleave", "blur"]) from.addEventListener(name, () => this.pointAt(null));
       const to = svg("g", { class: "target" });
       to.append(svg("rect", { x: right + 4, y: y(i) - 14, width: 126, height: LINE_HEIGHT - 1, rx: 3, fill: "rgb(var(--weight))", "fill-opacity": 0 }),
-        svg("text", { x: right + 8, y: y(i) }, clipped(token)),
+        svg("text", { x: right + 8, y: y(i) }, clipped(token, LONGEST_TOKEN)),
         svg("text", { x: SVG_WIDTH - 2, y: y(i), "text-anchor": "end", class: "weight" }, ""));
       picture.append(from, to);
       this.sides[0].push(from); this.sides[1].push(to);
@@ -202,8 +202,4 @@ class AttentionView {
       node.querySelector(".weight").textContent = token === null ? "" : weight.toFixed(2);
     });
   }
-}
-
-function clipped(token, most = LONGEST_TOKEN) {
-  return token.length > most ? `${token.slice(0, most - 1)}…` : token;
 }

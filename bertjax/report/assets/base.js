@@ -3,8 +3,7 @@
 
 const DATA = JSON.parse(document.getElementById("data").textContent);
 const RUNS = DATA.runs;
-// Okabe and Ito's colours, told apart by colour-blind readers, without the too pale yellow.
-const PALETTE = ["#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#7f7f7f"];
+const COLORS = 7; // --c0 to --c6 of page.css
 const SYMBOLS = ["circle", "square", "diamond", "cross", "triangle-up", "star", "x"];
 const DARK = window.matchMedia("(prefers-color-scheme: dark)");
 const charts = []; // {node, draw}: what is drawn in the colours of the moment
@@ -31,10 +30,18 @@ function css(name) {
   return getComputedStyle(document.documentElement).getPropertyValue(name).trim();
 }
 
+// The colour of run, split or label number i.
+function color(i) { return css(`--c${i % COLORS}`); }
+
 // Plotly reads its texts as markup of its own; escaped, they are shown as they are.
 function plain(text) {
   return String(text).replaceAll("&", "&amp;").replaceAll("<", "&lt;").replaceAll(">", "&gt;");
 }
+
+function clipped(text, most) { return text.length > most ? `${text.slice(0, most - 1)}…` : text; }
+
+// A name in a legend.
+function brief(text) { return plain(clipped(String(text), 40)); }
 
 function wrapped(text, width = 60) {
   const lines = [];

@@ -35,7 +35,7 @@ function curvesOf(metric) {
         .filter(([, value]) => value !== null);
       found.push({
         name: RUNS.length > 1 ? `${run.name}: ${split}` : split,
-        color: PALETTE[(RUNS.length > 1 ? i : j) % PALETTE.length],
+        color: RUNS.length > 1 ? i : j,
         dash: ["solid", "dash", "dot", "dashdot"][(RUNS.length > 1 ? j : 0) % 4],
         train: split === "train", x: kept.map((p) => p[0]), y: kept.map((p) => p[1]),
       });
@@ -67,7 +67,7 @@ function spark(metric) {
     if (points.length === 1) points.push([points[0][0] + 2, points[0][1]]);
     picture.append(svg("polyline", {
       points: points.map((p) => p.map((v) => v.toFixed(1)).join(",")).join(" "), fill: "none",
-      stroke: curve.color, "stroke-width": 1.5, "vector-effect": "non-scaling-stroke",
+      stroke: `var(--c${curve.color % COLORS})`, "stroke-width": 1.5, "vector-effect": "non-scaling-stroke",
     }));
   }
   return picture;
@@ -118,8 +118,8 @@ function tracesOf({ metric, smoothing }) {
   const traces = [];
   for (const curve of curvesOf(metric)) {
     const smooth = curve.train && smoothing > 0;
-    const base = { x: curve.x, name: plain(curve.name), legendgroup: curve.name, type: "scatter",
-      line: { color: curve.color, width: curve.train ? 1.6 : 2.2, dash: curve.dash },
+    const base = { x: curve.x, name: brief(curve.name), legendgroup: curve.name, type: "scatter",
+      line: { color: color(curve.color), width: curve.train ? 1.6 : 2.2, dash: curve.dash },
       mode: curve.x.length < 60 && !curve.train || curve.x.length < 3 ? "lines+markers" : "lines" };
     if (smooth) traces.push({ ...base, y: curve.y, opacity: 0.25, showlegend: false, hoverinfo: "skip" });
     traces.push({ ...base, y: smooth ? smoothed(curve.y, smoothing) : curve.y, hovertemplate: "%{y:.5g}" });

@@ -51,7 +51,7 @@ function showData() {
     const node = el("div", { class: "chart low" });
     body.append(el("h3", {}, "Sentence lengths"), node);
     chart(node, () => [[{ type: "bar", x: run.data.bars.names.map(plain), y: run.data.bars.counts,
-      marker: { color: PALETTE[0] }, hovertemplate: "%{x} tokens: %{y:,}<extra></extra>" }],
+      marker: { color: color(0) }, hovertemplate: "%{x} tokens: %{y:,}<extra></extra>" }],
     { xaxis: { title: { text: "tokens in a sentence" }, type: "category" }, yaxis: { title: { text: "sentences" } } }]);
   });
 }

@@ -1,6 +1,8 @@
 "use strict";
 // A map of sentence vectors and their cosines, and the order of the page.
 
+const FEW = 40; // texts whose numbers are written on the map: all of them are in the matrix
+
 function showVectors() {
   const part = section("vectors", "Sentence vectors", el("p", { class: "quiet" },
     "The vector of a text is the mean of the last layer over its tokens."));
@@ -20,7 +22,7 @@ function showVectors() {
 function drawMap(content, body) {
   const counts = new Map();
   content.labels.forEach((label) => counts.set(label, (counts.get(label) ?? 0) + 1));
-  const kinds = PALETTE.length * 2, shown = [...counts.keys()].slice(0, kinds);
+  const kinds = COLORS * 2, shown = [...counts.keys()].slice(0, kinds);
   const traces = shown.map((label, i) => ({ label, i, of: content.labels.flatMap((l, k) => l === label ? [k] : []) }));
   const rest = content.labels.flatMap((l, k) => shown.includes(l) ? [] : [k]);
   if (rest.length) traces.push({ label: `${counts.size - shown.length} more labels`, i: -1, of: rest });
@@ -28,10 +30,11 @@ function drawMap(content, body) {
   body.append(el("h3", {}, "Map (t-SNE)"),
     el("p", { class: "quiet" }, `Near texts have like vectors; distances far apart mean little. Perplexity ${figure(content.perplexity)}.`), node);
   chart(node, () => [traces.map(({ label, i, of }) => ({
-    type: "scatter", mode: "markers", name: plain(label || "texts"), x: of.map((k) => content.x[k]), y: of.map((k) => content.y[k]),
-    text: of.map((k) => wrapped(content.texts[k])), hovertemplate: "%{text}<extra>%{fullData.name}</extra>",
-    marker: { size: 8, opacity: 0.85, color: i < 0 ? "#9aa5b3" : PALETTE[i % PALETTE.length],
-      symbol: SYMBOLS[(i + Math.floor(Math.max(i, 0) / PALETTE.length) + SYMBOLS.length) % SYMBOLS.length] },
+    type: "scatter", mode: content.texts.length <= FEW ? "markers+text" : "markers", name: brief(label || "texts"), x: of.map((k) => content.x[k]), y: of.map((k) => content.y[k]),
+    text: of.map((k) => String(content.matrix.indexOf(k) + 1)), textposition: "top center",
+    customdata: of.map((k) => wrapped(content.texts[k])), hovertemplate: "%{customdata}<extra>%{fullData.name}</extra>",
+    marker: { size: 8, opacity: 0.85, color: i < 0 ? css("--quiet") : color(i),
+      symbol: SYMBOLS[(Math.max(i, 0) + Math.floor(Math.max(i, 0) / COLORS)) % SYMBOLS.length] },
   })), {
     xaxis: { title: { text: "t-SNE 1 (no unit)" }, showticklabels: false, zeroline: false },
     yaxis: { title: { text: "t-SNE 2 (no unit)" }, showticklabels: false, zeroline: false },
@@ -44,6 +47,8 @@ function drawMatrix(content, body) {
   const sorted = new Set(content.labels).size > 1 ? ", in the order of their labels" : "";
   body.append(el("h3", {}, "Cosines"), el("p", { class: "quiet" },
     `Of ${kept.length} of ${content.texts.length} texts${sorted}. Point at a square to read its two texts.`), node);
+  const list = el("ol", {}, ...kept.map((k) => el("li", {}, content.texts[k])));
+  body.append(el("details", {}, el("summary", {}, "The texts by number"), list));
   const texts = kept.map((k) => wrapped(content.texts[k]));
   const places = kept.map((_, i) => i + 1);
   chart(node, () => [[{
