@@ -10,7 +10,6 @@ from ml_collections import config_dict
 
 from bertjax import config as configs
 from bertjax.ablate.grid import Cell
-from bertjax.data.tokenizer import Tokenizer
 from bertjax.errors import UserError
 from bertjax.plan import estimate
 from bertjax.tasks import pretrain
@@ -52,10 +51,8 @@ def parameters(resolved: config_dict.ConfigDict, vocab_size: int) -> int:
     return sum(x.size for x in leaves) - (bert.padded_vocab_size - vocab_size) * bert.hidden_size
 
 
-def vocab_size(config: config_dict.ConfigDict, vocabulary: str = "") -> int:
-    """Tokens of `vocabulary` (a folder); without one, what data.vocab will make, or 30,522."""
-    if vocabulary:
-        return Tokenizer.load(vocabulary).vocab_size
+def vocab_size(config: config_dict.ConfigDict) -> int:
+    """Tokens of the vocabulary, where nothing is prepared yet: as `bertjax.plan` takes it."""
     from bertjax.plan.__main__ import make_task
 
     resolved = configs.resolve(config)

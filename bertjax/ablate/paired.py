@@ -16,7 +16,7 @@ RESAMPLES = 10_000
 class Result:
     """A figure of both runs, their difference b - a with its 95 % interval, and a two-sided test.
 
-    n: how many pairs. p is None where the data say nothing of it.
+    n: how many pairs.
     """
 
     figure: str
@@ -36,7 +36,7 @@ def mcnemar(figure: str, right_a: np.ndarray, right_b: np.ndarray) -> Result:
 
     The exact form of McNemar's test (Psychometrika 1947): under the hypothesis each example on
     which just one is right is a fair coin. Interval: Wald's with half an example added to each
-    of the four counts (Agresti & Min 2005, section 4).
+    of the four counts (Agresti & Min 2005).
     """
     right_a, right_b = np.asarray(right_a, bool), np.asarray(right_b, bool)
     n = len(right_a)

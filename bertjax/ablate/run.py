@@ -121,13 +121,13 @@ def prepare_corpus(workdir: str, cell: Cell) -> Corpus:
     wanted = [cell.config[key] for key in _CORPUS_KEYS] + [config.init_from]
     folder = f"{workdir}/{CORPORA}/{hashlib.sha256(repr(wanted).encode()).hexdigest()[:12]}"
     pretrain.prepare_data(config, folder, tokenizer)
-    prepared = pathlib.Path(folder) / "corpus"
-    if not (prepared / builder.FINGERPRINT).exists():
-        prepared = pathlib.Path(config.data.source)
+    own = pathlib.Path(folder) / "corpus"
+    source = str(own) if (own / builder.FINGERPRINT).exists() else config.data.source
+    vocabulary = Tokenizer.load(builder.open_prepared(source)).vocab_size
     sizes = {}
     if published:
         sizes = {f"model.{key}": published.config[key] for key in configs.SIZE_KEYS}
-    return Corpus(str(prepared), Tokenizer.load(str(prepared)).vocab_size, sizes)
+    return Corpus(source, vocabulary, sizes)
 
 
 def with_corpora(ablation: Ablation, workdir: str) -> dict[str, budget.Cost]:
