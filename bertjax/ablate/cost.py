@@ -83,10 +83,10 @@ def _row(cell: Cell, cost: budget.Cost, found: dict[str, Any] | str) -> dict[str
         return row | {"state": f"failed: {found}", "plan": None}
     step = found["estimated_step_seconds"]
     return row | {
-        "peak_gib": round(found["peak_bytes_per_device"] / 2**30, 2),
+        "peak_gib": found["peak_bytes_per_device"] / 2**30,
         "fits": "yes" if found["fits"] else "NO",
-        "step_ms": None if step is None else round(step * 1e3, 3),
-        "hours": None if step is None or steps is None else round(step * steps / 3600, 2),
+        "step_ms": None if step is None else step * 1e3,
+        "hours": None if step is None or steps is None else step * steps / 3600,
         "state": "planned",
         "plan": found,
     }
@@ -109,4 +109,6 @@ def _text(name: str, value: Any) -> str:
         return ""
     if name == "training_flops":
         return f"{value:.2e}"
+    if isinstance(value, float):
+        return f"{value:.3g}"
     return f"{value:,}" if isinstance(value, int) else str(value)
