@@ -134,6 +134,8 @@ def test_metric_scale_and_smoothing_change_the_curves(shown):
 def test_config_differences_and_figures(shown):
     keys = shown.locator("#config > .scroll td.key").all_inner_texts()
     assert set(keys) >= {"data.seq_length", "seed"} and "model.num_layers" not in keys
+    heads = shown.locator("#config > .scroll th").all_inner_texts()
+    assert heads == ["key", "<img src=x onerror=window.hacked=1>", "second"]
     assert "0.75" in shown.inner_text("#figures")
 
 

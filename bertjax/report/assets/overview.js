@@ -61,14 +61,14 @@ function showConfig() {
   const keys = [...new Set(RUNS.flatMap((run) => Object.keys(run.config)))].sort();
   const text = (run, key) => key in run.config ? JSON.stringify(run.config[key]) : "–";
   const rows = (some) => some.map((key) => [cell(key, "key"), ...RUNS.map((run) => cell(text(run, key)))]);
-  const heads = [heading("key"), ...RUNS.map((run) => heading(RUNS.length > 1 ? run.name : "value"))];
+  const heads = () => [heading("key"), ...RUNS.map((run) => heading(RUNS.length > 1 ? run.name : "value"))];
   if (RUNS.length > 1) {
     const differing = keys.filter((key) => new Set(RUNS.map((run) => text(run, key))).size > 1);
     part.append(el("h3", {}, "Differences"), differing.length
-      ? table(heads, rows(differing)) : el("p", {}, "The configs are the same."));
+      ? table(heads(), rows(differing)) : el("p", {}, "The configs are the same."));
   }
   const all = el("details", {}, el("summary", {}, `All ${keys.length} keys`));
-  const body = table(heads, rows(keys));
+  const body = table(heads(), rows(keys));
   body.classList.add("tall");
   all.append(body);
   part.append(all);
