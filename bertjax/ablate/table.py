@@ -295,18 +295,10 @@ def _pretrain_table(rows: Sequence[Row], best: Sequence[Row]) -> str:
         }
         shown.append(_without_usual_width(row) | scores | _end(row))
     drop = ("cell", "stage", "mlm_loss", "scores", "seconds", "sentence")
-    # A cell whose settings are no columns needs its name.
-    named = len({tuple(_identity(row)) for row in rows}) < len(rows)
-    return _markdown(
-        [{k: v for k, v in row.items() if k not in drop or (named and k == "cell")}
-         for row in shown]
-    )  # fmt: skip
-
-
-def _identity(row: Row) -> list[Any]:
-    fixed = {"cell", "stage", "scores", "parameters", "training_flops", "steps", "seconds",
-             "state", "sentence", *_HELD_OUT}  # fmt: skip
-    return [repr(value) for key, value in row.items() if key not in fixed]
+    # A name that the sizes do not tell is shown.
+    if any(not row["cell"].startswith(f"L{row['L']}_H{row['H']}_A{row['A']}") for row in rows):
+        drop = drop[1:]
+    return _markdown([{k: v for k, v in row.items() if k not in drop} for row in shown])
 
 
 def _without_usual_width(row: Row) -> Row:

@@ -87,6 +87,23 @@ def test_pretraining_rows(tmp_path):
     assert "failed: memory \\| ran out" in shown
 
 
+def test_names_that_a_user_has_given_are_shown(tmp_path):
+    made(tmp_path, config_of(ablate__variants="thin: L=1; L=2"))
+    shown = (tmp_path / "ablation.md").read_text()
+    assert "| thin | 1 | 8 | 2 |" in shown and "| L2_H8_A2 | 2 | 8 | 2 |" in shown
+    made(tmp_path, config_of(ablate__variants="L=1; L=2"))
+    assert "L2_H8_A2" not in (tmp_path / "ablation.md").read_text()
+
+
+def test_figures_that_are_not_finite_are_none(tmp_path):
+    config = config_of(ablate__variants="L=1")
+    finish(tmp_path, run.expand(config).pretrained[0], {"validation": {"mlm_loss": math.nan}})
+    (row,) = made(tmp_path, config).rows
+    assert row["mlm_loss"] is None and row["perplexity"] is None
+    assert row["state"] == "finished" and "not finite" in row["sentence"]
+    json.loads((tmp_path / "ablation.json").read_text(), parse_constant=pytest.fail)
+
+
 def test_seeds_of_a_pretraining_are_summed_up(tmp_path):
     config = config_of(ablate__grid="L=1,2; seed=0,1,2")
     for cell, loss in zip(run.expand(config).pretrained[:2], (2.0, 2.4), strict=True):
