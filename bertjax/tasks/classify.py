@@ -159,6 +159,12 @@ def encode(config: config_dict.ConfigDict, tokenizer: Tokenizer, examples: Examp
             f"config.data.window_overlap={data.window_overlap} leaves windows of config.data."
             f"seq_length={data.seq_length} no room to move: set it to {max(room, 0)} or less"
         )
+    lost = [i for i, ids in enumerate(first) if not ids and examples.texts[i].strip()]
+    if lost:
+        where = finetune.places([examples.places[i] for i in lost])
+        finetune.say_all(
+            [f"warning: {examples.source}: no token is left of {len(lost)} texts ({where})"]
+        )
     ids, starts, example, weight, cut = [], [], [], [], 0
     for number, (a, b) in enumerate(zip(first, second, strict=True)):
         rows, was_cut = text_rows(

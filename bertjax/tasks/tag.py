@@ -120,16 +120,7 @@ def encode(
             windows.append(window)
             example.append(number)
             targets.append(target)
-    more = len(windows) - len(sentences)
-    if more:
-        long = len({e for e, count in Counter(example).items() if count > 1})
-        finetune.say_all([
-            f"{examples.source}: {long} sentences are longer than config.data.seq_length="
-            f"{data.seq_length} and are read in {long + more} windows"
-        ])  # fmt: skip
-    long_words = sum(len(ids) > data.seq_length - 2 for ids in pieces.values())
-    if long_words:
-        finetune.say_all([f"{examples.source}: {long_words} words are longer than a row and cut"])
+    finetune.say_all(_notes(examples, data.seq_length, tokenizer, pieces, example))
     ids = [window.ids for window in windows]
     rows = EncodedRows(
         ids,
@@ -139,6 +130,36 @@ def encode(
         by_token={"target": targets},
     )
     return rows, windows
+
+
+def _notes(
+    examples: Examples,
+    size: int,
+    tokenizer: Tokenizer,
+    pieces: Mapping[str, list[int]],
+    example: Sequence[int],
+) -> Iterator[str]:
+    """What became of long sentences, long words and words of which nothing is left."""
+    source = examples.source
+    rows = Counter(example)
+    long = [count for count in rows.values() if count > 1]
+    if long:
+        yield (
+            f"{source}: {len(long)} sentences are longer than config.data.seq_length={size} and "
+            f"are read in {sum(long)} windows"
+        )
+    words = Counter(word for sentence in examples.sentences for word in sentence.words)
+    long_words = sum(count for word, count in words.items() if len(pieces[word]) > size - 2)
+    if long_words:
+        yield f"{source}: {long_words} words are longer than a row and cut"
+    unknown = [word for word in words if pieces[word] == [tokenizer.unk_id]]
+    left = tokenizer.encode_batch(unknown, special_tokens=False)
+    empty = sum(words[word] for word, ids in zip(unknown, left, strict=True) if not ids)
+    if empty:
+        yield (
+            f"warning: {source}: nothing is left of {empty} words (control characters and the "
+            "like); each is read as [UNK]"
+        )
 
 
 def scheme_of(names: Sequence[str]) -> str:

@@ -372,8 +372,9 @@ def test_bad_input_is_one_sentence(tmp_path):
 
 
 def test_empty_texts_are_counted(tmp_path, capsys):
-    task_of(tmp_path, "good\tpos\n\tneg\n")
-    assert "1 empty texts (line 2)" in capsys.readouterr().err
+    task_of(tmp_path, "good\tpos\n\tneg\n\u200b\tneg\n")
+    said = capsys.readouterr().err
+    assert "1 empty texts (line 2)" in said and "no token is left of 1 texts (line 3)" in said
 
 
 def test_what_was_decided_is_said(tmp_path, capsys):

@@ -47,11 +47,12 @@ def _all():
     return Rows()
 
 
-def test_a_word_that_leaves_no_piece_is_unknown_and_shifts_nothing(tmp_path):
+def test_a_word_that_leaves_no_piece_is_unknown_and_shifts_nothing(tmp_path, capsys):
     content = "he\tO\n\u200b\tB-X\nworld\tO\n"
     task = task_of(tmp_path, content, content)
     (ids,) = task._rows["validation"].ids
     assert tokenizer().tokens(ids) == ["[CLS]", "he", "[UNK]", "world", "[SEP]"]
+    assert "nothing is left of 1 words" in capsys.readouterr().err
     params = params_of(task)
     evaluate(task, "validation", params)
     (row,) = task.predictions("validation", task._outputs["validation"])
