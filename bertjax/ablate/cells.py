@@ -52,12 +52,12 @@ def read(folder: pathlib.Path) -> dict[str, Any] | None:
 
 
 def read_config(folder: str) -> Values:
-    """The config in a cell's folder, with the paths inside its ablation filled in."""
+    """The config in a cell's folder, with the paths inside its ablation filled in, absolute."""
     path = pathlib.Path(folder)
     content = read(path)
     if content is None:
         raise UserError(f"{folder} is no cell of an ablation: it has no {FILE}")
-    workdir = str(path.parent.parent)
+    workdir = str(path.absolute().parent.parent)
     return {
         key: value.replace(PLACEHOLDER, workdir) if isinstance(value, str) else value
         for key, value in content["config"].items()

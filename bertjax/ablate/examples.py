@@ -15,7 +15,7 @@ from seqeval.metrics.sequence_labeling import get_entities
 
 from bertjax import config as configs
 from bertjax import start
-from bertjax.ablate import paired
+from bertjax.ablate import cells, paired
 from bertjax.ablate.paired import Result
 from bertjax.errors import UserError
 from bertjax.tasks import results as task_results
@@ -185,9 +185,11 @@ def row_losses(workdir: str, split: str) -> dict[str, Any]:
 
     The checkpoint is the one that evaluation takes. The digest is of rows, masks and labels.
     """
-    command = configs.CommandLine(
-        configs.default_config(), frozenset(), "compare", {"mode": "evaluate"}
-    )
+    config, explicit = configs.default_config(), frozenset()
+    if cells.read(pathlib.Path(workdir)) is not None:  # its ablation may have been moved
+        config.data.source = cells.read_config(workdir)["data.source"]
+        explicit = frozenset({"data.source"})
+    command = configs.CommandLine(config, explicit, "compare", {"mode": "evaluate"})
     run = start.prepare(command, workdir)
     task = run.task
     if split not in task.eval_splits:
