@@ -151,18 +151,18 @@ def test_wrong_examples_and_the_confusion_matrix(shown):
 def test_layer_head_and_hover_show_weights(shown):
     title = shown.locator("#attention h3")
     assert title.inner_text() == "Layer 1, head 1"
-    shown.select_option("#attention select[aria-label='Layer']", value="1")
-    shown.select_option("#attention select[aria-label='Head']", value="1")
+    shown.select_option("#attention select[aria-label='Layer']", index=1)
+    shown.select_option("#attention select[aria-label='Head']", index=1)
     assert title.inner_text() == "Layer 2, head 2"
     shown.locator("#attention .grid canvas").click(position={"x": 40, "y": 30})
     assert title.inner_text() == "Layer 1, head 1"
     shown.locator("svg.lines .token").nth(1).hover()
-    weights = [float(w) for w in shown.locator("svg.lines .weight").all_inner_texts()]
+    weights = [float(w) for w in shown.locator("svg.lines .weight").all_text_contents()]
     assert sum(weights) == pytest.approx(1, abs=0.01 * len(weights))
     visible = "[...document.querySelectorAll('svg.lines g line')].filter((l) => !l.style.display)"
     assert set(shown.evaluate(f"{visible}.map((l) => l.dataset.from)")) == {"1"}
     shown.mouse.move(2, 2)
-    assert set(shown.locator("svg.lines .weight").all_inner_texts()) == {""}
+    assert set(shown.locator("svg.lines .weight").all_text_contents()) == {""}
     lit = """() => { const c = document.querySelector('#attention .grid canvas');
         const d = c.getContext('2d').getImageData(0, 0, c.width, c.height).data;
         return new Set(d).size; }"""
@@ -170,9 +170,9 @@ def test_layer_head_and_hover_show_weights(shown):
 
 
 def test_the_run_can_be_changed(shown):
-    shown.select_option("#attention select[aria-label='Run']", value="1")
+    shown.select_option("#attention select[aria-label='Run']", index=1)
     shown.wait_for_selector("svg.lines")
-    shown.select_option("#vectors select[aria-label='Run']", value="1")
+    shown.select_option("#vectors select[aria-label='Run']", index=1)
     shown.wait_for_function("document.querySelectorAll('#vectors .main-svg').length >= 4")
     points = "document.getElementById('map-chart').data.map((t) => t.x.length)"
     assert sum(shown.evaluate(points)) == 12
