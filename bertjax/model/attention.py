@@ -58,22 +58,17 @@ def attend_by_scores(
     """Attention in plain operations: [B, S, A, K] three times, [B, S] -> [B, S, A, K].
 
     `rate` of the probabilities is dropped where there is a key. For the backward pass the inputs
-    and the dropout mask are kept and the probabilities computed anew: they are most of a layer's
-    memory and little of its work.
+    alone are kept and the probabilities computed anew: they are most of a layer's memory and
+    little of its work.
     """
-    keep = None
-    if dropout_key is not None and rate > 0.0:
-        batch, length, heads, _ = query.shape
-        keep = ops.keep_mask(dropout_key, rate, (batch, heads, length, length))
-
     shape = query.shape
 
     @functools.partial(jax.checkpoint, prevent_cse=False)
     def context(*kept: jax.Array) -> jax.Array:
         query, key, value = (x.reshape(shape) for x in kept)
         probabilities = attention_probabilities(query, key, attention_mask, value.dtype)
-        if keep is not None:
-            probabilities = ops.drop(probabilities, keep, rate)
+        if dropout_key is not None and rate > 0.0:
+            probabilities = ops.dropout(probabilities, rate, dropout_key)
         return attend(probabilities, value)
 
     # Kept with heads side by side: a last axis of K would be padded to 128 on a TPU.

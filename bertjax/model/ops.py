@@ -36,27 +36,26 @@ def keep_mask(key: jax.Array, rate: float, shape: tuple[int, ...]) -> jax.Array:
     return jax.lax.slice_in_dim(jnp.concatenate(kept, axis), 0, shape[axis], axis=axis)
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(2,))
-def drop(x: jax.Array, keep: jax.Array, rate: float) -> jax.Array:
-    """`x` where `keep` says so, scaled so that the mean stays; else 0."""
+@functools.partial(jax.custom_vjp, nondiff_argnums=(1,))
+def dropout(x: jax.Array, rate: float, key: jax.Array) -> jax.Array:
+    """Zero a share `rate` of the entries and scale the others so that the mean stays.
+
+    The backward pass draws the mask again from the key: that costs less than keeping it.
+    """
+    keep = keep_mask(key, rate, x.shape)
     scale = 65536 / (65536 - round(rate * 65536))
     return jnp.where(keep, x * jnp.asarray(scale, x.dtype), jnp.zeros((), x.dtype))
 
 
-def _drop_forward(x: jax.Array, keep: jax.Array, rate: float) -> tuple[jax.Array, jax.Array]:
-    return drop(x, keep, rate), keep
+def _dropout_forward(x: jax.Array, rate: float, key: jax.Array) -> tuple[jax.Array, jax.Array]:
+    return dropout(x, rate, key), key
 
 
-def _drop_backward(rate: float, keep: jax.Array, dy: jax.Array) -> tuple[jax.Array, None]:
-    return drop(dy, keep, rate), None
+def _dropout_backward(rate: float, key: jax.Array, dy: jax.Array) -> tuple[jax.Array, None]:
+    return dropout(dy, rate, key), None
 
 
-drop.defvjp(_drop_forward, _drop_backward)
-
-
-def dropout(x: jax.Array, rate: float, key: jax.Array) -> jax.Array:
-    """Zero a share `rate` of the entries and scale the others so that the mean stays."""
-    return drop(x, keep_mask(key, rate, x.shape), rate)
+dropout.defvjp(_dropout_forward, _dropout_backward)
 
 
 @jax.custom_jvp
