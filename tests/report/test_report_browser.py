@@ -15,6 +15,7 @@ from report_runs import HOSTILE, LABELS, LINK, METRIC, SCRIPT, change_config, cl
 
 from bertjax.report import build, page
 
+pytestmark = pytest.mark.long
 NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
 DRAWN = "document.querySelectorAll('.main-svg').length >= 6 && document.querySelector('svg.lines')"
 
