@@ -7,7 +7,7 @@ Command:   python -m bertjax.ablate --config=configs/ablate.py --workdir=runs/ab
            python -m bertjax.ablate --config=configs/ablate.py:preset=glue --workdir=runs/glue \
                --config.init_from=CHECKPOINT
 Hardware:  small: any computer, two CPU cores are enough. paper: as configs/large.py.
-Time:      small: 1,180 s of CPU time on 24 MB of books, preparation included: some 10 minutes on two
+Time:      small: 1,180 s of CPU time on 24 MB of books, all included: some 10 minutes on two
            free cores (an estimate; beside other work it took 40). paper: --plan says it.
 Result:    small, on books: held-out perplexity 430, 375, 381 and 367 in the order of the variants,
            unigram 666 (docs/ablations.md). paper: the published perplexities of its six sizes are
