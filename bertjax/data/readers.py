@@ -411,6 +411,7 @@ def read_sentences(
             )
         if row:
             tags = None if tags is None else tuple(map(str, tags))
+            document = None if document is None else str(document)
             sentences.append(Sentence(tuple(map(str, row)), tags, place, document))
     if len(sentences) < len(words):
         table.notes.append(f"{source}: {len(words) - len(sentences)} rows without words left out")

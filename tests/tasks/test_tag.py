@@ -169,6 +169,15 @@ def test_documents_must_be_marked(tmp_path):
     blanks = TWO.replace("\n\n", "\n\n\n")
     task = task_of(tmp_path, blanks, data__document_context=True)
     assert rows_of(task) == ["[CLS] he jim [SEP]", "[CLS] the world [SEP]"]
+    rows = [(["he", "jim"], 1), (["the", "world"], 1), (["film"], 2)]
+    lines = (
+        json.dumps({"words": words, "labels": ["O", "B-X"][: len(words)], "document": number})
+        for words, number in rows
+    )
+    path = write(tmp_path, "a.jsonl", "\n".join(lines))
+    columns = {"data__text_column": "words", "data__label_column": "labels"}
+    task = make("tag", tmp_path, data__train=path, data__document_context=True, **columns)
+    assert rows_of(task) == ["[CLS] he jim the world [SEP]"] * 2 + ["[CLS] film [SEP]"]
 
 
 @pytest.mark.parametrize(
