@@ -305,6 +305,7 @@ def main(arguments: Sequence[str]) -> int:
         raise UserError("standard output is closed, so there is no place for the answers.")
     args.json = args.json or not sys.stdout.isatty()
     texts = read_texts(args.texts, args.file)
+    cli.keep_memory()
     from bertjax import inference, load  # after --help: they start JAX
 
     def warn(line: str) -> None:

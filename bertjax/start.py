@@ -19,8 +19,8 @@ import jax.numpy as jnp
 from etils import epath
 from ml_collections import config_dict
 
+from bertjax import cli, interop
 from bertjax import config as configs
-from bertjax import interop
 from bertjax.data.tokenizer import Tokenizer
 from bertjax.errors import UserError
 from bertjax.model.heads import BertForPreTraining
@@ -45,6 +45,7 @@ class Run:
 
 def environment(config: config_dict.ConfigDict) -> None:
     """Settings that must be made before JAX finds its devices."""
+    cli.keep_memory()
     if config.train.deterministic:
         distributed.set_deterministic(configs.stderr)
     compile_cache(config.train.compile_cache)

@@ -1,0 +1,38 @@
+"""What the front doors share."""
+
+import platform
+import subprocess
+import sys
+
+import pytest
+
+FAULTS = """
+import resource, sys
+import numpy as np
+from bertjax import cli
+if sys.argv[1] == "keep":
+    cli.keep_memory()
+for i in range(21):
+    block = np.ones(2**24, np.uint8)
+    del block
+    if i == 0:
+        before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
+"""
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="a setting of glibc's allocator")
+def test_memory_is_kept_between_steps():
+    """Twenty blocks of 4,096 pages: faults at every page by default, at none when kept."""
+
+    def faults(how: str, platforms: str = "cpu") -> int:
+        done = subprocess.run(
+            [sys.executable, "-c", FAULTS, how], capture_output=True, text=True, check=True,
+            env={"JAX_PLATFORMS": platforms, "PYTHONPATH": ":".join(sys.path),
+                 "MALLOC_MMAP_THRESHOLD_": "131072"},
+        )  # fmt: skip
+        return int(done.stdout)
+
+    kept = faults("keep")
+    assert kept < 100 and faults("default") > 2 * kept
+    assert faults("keep", platforms="cuda") > 2 * kept  # CPUs alone
