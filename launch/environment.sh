@@ -27,7 +27,7 @@ python_version() {
 }
 
 # What environment $1 is made from and for, a line each: what calls for a new one, what calls for an
-# installation into it, and the extras that it has besides test and plan.
+# installation into it, and the extras that it has besides test, plan and report.
 wanted_stamp() {
     local version
     version=$("$1/bin/python" -S -c 'import sys; print(sys.version)' 2>/dev/null) || version=none
@@ -63,7 +63,7 @@ install() {
     rm -f "$venv/.stamp"
     echo "Installing bertjax and what it needs into $venv: minutes the first time, at once later." >&2
     (cd "$root" && "$venv/bin/python" -m pip install -qq --disable-pip-version-check \
-        --editable ".[test,plan${EXTRAS:+,$EXTRAS}]") >&2 ||
+        --editable ".[test,plan,report${EXTRAS:+,$EXTRAS}]") >&2 ||
         fail "The installation into $venv failed; pip's message is above. The next start tries again."
     wanted_stamp "$venv" >"$venv/.stamp.new"
     mv "$venv/.stamp.new" "$venv/.stamp"
