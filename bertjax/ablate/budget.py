@@ -11,7 +11,6 @@ from ml_collections import config_dict
 from bertjax import config as configs
 from bertjax.ablate.grid import Cell
 from bertjax.errors import UserError
-from bertjax.plan import estimate
 from bertjax.tasks import pretrain
 
 
@@ -33,10 +32,10 @@ def cost(resolved: config_dict.ConfigDict, vocab_size: int) -> Cost:
     """The cost of a resolved pretraining config with a vocabulary of `vocab_size` tokens."""
     resolved = config_dict.ConfigDict(resolved.to_dict())
     resolved.model.vocab_size = vocab_size
-    data = resolved.data
+    data, task = resolved.data, pretrain.without_data(resolved)
     return Cost(
         parameters(resolved, vocab_size),
-        estimate.step_flops(resolved, pretrain.without_data(resolved)),
+        task.step_flops(task.batch_spec()),
         data.batch_size * data.seq_length,
     )
 

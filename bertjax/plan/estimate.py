@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import jax
 from ml_collections import config_dict
 
 from bertjax.config import bert_config
@@ -13,17 +12,6 @@ from bertjax.parallel.mesh import row_shards
 from bertjax.plan.hardware import GIB, Hardware
 from bertjax.plan.program import StepProgram
 from bertjax.tasks.task import Task
-
-
-def step_flops(config: config_dict.ConfigDict, task: Task) -> int:
-    """Model FLOPs of one training step over the global batch (see bertjax.model.flops)."""
-    inputs = jax.eval_shape(lambda batch: task.inputs(batch, train=True), task.batch_spec())
-    rows, length = inputs["input_ids"].shape
-    count = lambda name, none: inputs[name].shape[1] if name in inputs else none  # noqa: E731
-    return flops.train_flops(
-        bert_config(config), rows, length, predictions=count("masked_positions", 0),
-        pooled=count("nsp_positions", 1),
-    )  # fmt: skip
 
 
 def recomputed_flops(config: config_dict.ConfigDict) -> int:
@@ -45,7 +33,7 @@ def summarise(
     program: StepProgram,
 ) -> dict[str, Any]:
     """The plan as JSON values. Times are null where the program was refused."""
-    devices, useful = program.mesh.size, step_flops(config, task)
+    devices, useful = program.mesh.size, task.step_flops(task.batch_spec())
     fits = not program.refused and program.peak_bytes <= hardware.memory_bytes
     times: dict[str, float] = {}
     if not program.refused:
