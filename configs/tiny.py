@@ -36,9 +36,9 @@ def get_config(argument: str = "") -> config_dict.ConfigDict:
             "optimizer.schedule": "linear_after_warmup",
             "optimizer.learning_rate": 2e-3,
             "optimizer.warmup_steps": 100,
-            "train.steps": 2500,
+            "train.steps": 2300,
             "train.log_every": 100,
-            "train.eval_every": 500,
+            "train.eval_every": 575,
             "checkpoint.every": 250,
         },
     )
