@@ -6,8 +6,8 @@ Command:   python -m bertjax.main --config=configs/large.py --workdir=runs/large
 Hardware:  16 accelerators of a TPU v5e (4x4), 7.5 GiB of 15.75 GiB a device in phase 1 and 11.6 in
            phase 2 (bertjax.plan), or 8 GPUs with 80 GB (7.2 GiB each in phase 1).
 Time:      on that TPU at best 6.4 hours for phase 1 (25.8 ms a step, bound by memory) and 2.9 for
-           phase 2 (105 ms): the rooflines of bertjax.plan, not a measurement; a real step is slower.
-           Phase 1 is 5.5e19 FLOP (240.6 GFLOP a sequence), 4.9 hours at the peak.
+           phase 2 (105 ms): the rooflines of bertjax.plan, not a measurement: a real step is
+           slower. Phase 1 is 5.5e19 FLOP (240.6 GFLOP a sequence), 4.9 hours at the peak.
 Result:    MLM accuracy about 0.72 and more, NSP accuracy 0.97 on English Wikipedia and books
            (published runs). GLUE test scores of the paper: MNLI 86.7, SST-2 94.9, CoLA 60.5,
            MRPC F1 89.3.
