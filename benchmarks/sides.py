@@ -88,9 +88,11 @@ def ours(rows: int, length: int):
     import jax
     import numpy as np
 
+    from bertjax import cli
     from bertjax.parallel import mesh as meshes
     from bertjax.train import step as steps
 
+    cli.keep_memory()  # as bertjax.main does
     task, mesh, optimizer, schedule = our_task(rows, length, "float32")
     state = steps.create_state(task, optimizer, mesh, jax.random.key(0))
     abstract = steps.abstract_state(task, optimizer, mesh)
