@@ -194,6 +194,14 @@ WRONG: tuple[Wrong, ...] = (
     Wrong("convert", ("--from={d}/hf",), ("--to",)),
     Wrong("plan", (f"--config={ROOT}/configs/base.py", "--topology=v9:2x2"), ("v9",)),
     Wrong("plan", (f"--config={ROOT}/configs/base.py", "--topology=v5e:3x5"), ("v5e",)),
+    Wrong("ablate", (f"--config={ROOT}/configs/tiny.py",), ("ablate.variants",)),
+    Wrong("ablate", (f"--config={ROOT}/configs/ablate.py",
+                     "--config.ablate.variants=L=2,H=100,A=3"), ("100", "3")),
+    Wrong("ablate", (f"--config={ROOT}/configs/tiny.py", "--config.ablate.grid=data.mask_rat=0.1"),
+          ("data.mask_rat",)),
+    Wrong("ablate", ("--compare=one,two", "--workdir={d}/none"), ("none",)),
+    Wrong("report", ("--workdir={d}/nowhere",), ("nowhere",)),
+    Wrong("report", (), ("--workdir",)),
 )  # fmt: skip
 
 

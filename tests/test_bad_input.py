@@ -28,7 +28,8 @@ def test_the_list_is_long_enough():
 @pytest.mark.parametrize("wrong", bad_input.WRONG, ids=lambda w: " ".join(w.arguments)[-60:])
 def test_one_sentence(wrong, folder, capsys, monkeypatch):
     monkeypatch.chdir(folder)
-    name = "bertjax.plan.__main__" if wrong.door == "plan" else f"bertjax.{wrong.door}"
+    package = wrong.door in ("plan", "ablate", "report")
+    name = f"bertjax.{wrong.door}" + (".__main__" if package else "")
     arguments = [argument.replace("{d}", str(folder)) for argument in wrong.arguments]
     with pytest.raises(SystemExit) as stopped:
         cli.run(importlib.import_module(name).main, arguments)
