@@ -59,11 +59,12 @@ def numbers(
         UserError: a label that is none of `labels`; the message says where it stands.
     """
     index = {label: i for i, label in enumerate(labels)}
-    unknown = [i for i, value in enumerate(values) if value not in index]
-    if unknown:
+    unknown = next((value for value in values if value not in index), None)
+    if unknown is not None:
+        at = dict.fromkeys(w for value, w in zip(values, where, strict=True) if value == unknown)
         raise UserError(
-            f"{source}: the label '{values[unknown[0]]}' ({places([where[i] for i in unknown])}) "
-            f"is none of the training labels {', '.join(labels)}"
+            f"{source}: the label '{unknown}' ({places(list(at))}) is none of the training labels "
+            f"{', '.join(labels)}"
         )
     return np.array([index[value] for value in values], np.int32)
 

@@ -199,7 +199,8 @@ def from_config(
         )
     found: set[str] = set()
     if "train" in splits:
-        found = {label for s in splits["train"].sentences for label in s.labels}
+        # Of the whole file: the sentences that data.limit draws may lack a rare one.
+        found = {label for s in splits["train"].file for label in s.labels}
         if len(found) < 2:
             raise UserError(
                 f"every word of {sources['train']} has the label '{next(iter(found))}': a tagger "
@@ -216,9 +217,10 @@ def from_config(
 
 
 def _check_labels(part: Examples, names: Sequence[str]) -> None:
-    for sentence in part.sentences if part.labelled else ():
-        where = [f"sentence at {sentence.place}"] * len(sentence.words)
-        labels.numbers(sentence.labels, names, part.source, where)
+    if part.labelled:
+        found = [x for sentence in part.sentences for x in sentence.labels]
+        where = [f"sentence at {s.place}" for s in part.sentences for _ in s.words]
+        labels.numbers(found, names, part.source, where)
 
 
 class Tag(FineTune):

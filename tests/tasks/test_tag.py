@@ -104,6 +104,12 @@ def test_a_word_longer_than_a_row_is_read_from_its_beginning():
     assert window.ids == [2, *[5] * 14, 3] and window.owned == ((0, 1),)
 
 
+def test_labels_are_those_of_the_whole_file_though_few_sentences_are_drawn(tmp_path):
+    rare = "he\tO\n\n" * 9 + "jim\tB-PER\n"
+    task = task_of(tmp_path, rare, rare, data__limit=2)
+    assert task.labels == ("B-PER", "O") and len(task._rows["train"]) == 2
+
+
 def test_pieces_of_distinct_words():
     pieces = word_pieces(tokenizer(), ["jim", "unaffable", "jim", "\u200b"])
     assert list(pieces) == ["jim", "unaffable", "\u200b"]
@@ -240,6 +246,8 @@ def test_files_of_predictions(tmp_path):
 
 def test_bad_input_is_one_sentence(tmp_path):
     assert "'B-LOC'" in message(tmp_path, TWO, "he\tB-LOC\n")
+    text = message(tmp_path, TWO, "he\tB-LOC\njim\tB-LOC\nhe\tB-X\n\nhe\tO\njim\tB-LOC\n")
+    assert "'B-LOC' (sentence at line 1, sentence at line 5)" in text
     assert "every word" in message(tmp_path, "he\tO\nhe\tO\n")
     assert "line 2" in message(tmp_path, "he\tO\njim\n")
     assert "no labels" in message(tmp_path, "he\njim\n")
