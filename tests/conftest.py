@@ -2,6 +2,7 @@
 
 import os
 import pathlib
+import signal
 
 # Before jax starts: tests of sharding need several devices.
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
@@ -15,6 +16,8 @@ from absl import flags
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:  # in the background of a shell's script
+        signal.signal(signal.SIGINT, signal.default_int_handler)  # programs under test inherit it
     # grain's worker processes read absl flags, which pytest never parses.
     flags.FLAGS.mark_as_parsed()
 
