@@ -30,8 +30,6 @@ SMALL = {
     "data.batch_size": 32,
     "data.eval_batch_size": 64,
     "data.eval_examples": 2048,
-    # With 0.02 narrow layers add next to nothing for hundreds of steps, and depth is a burden.
-    "model.initializer_range": 0.05,
     # Minutes are too short to learn by heart what dropout would keep it from learning.
     "model.hidden_dropout": 0.0,
     "model.attention_dropout": 0.0,
@@ -43,7 +41,6 @@ SMALL = {
     "optimizer.warmup_ratio": 0.1,
     "train.steps": 1000,
     "train.log_every": 100,
-    "train.eval_every": 250,
     "checkpoint.every": 250,
     "checkpoint.keep": 1,
 }
