@@ -110,6 +110,8 @@ def shrunk(word: str) -> str:
         return re.sub(r"(=[^=,;]*)(?:,[^=;]*)+(?=;|$)", r"\1", word)
     if word.startswith("--config.ablate.finetune="):
         return "--config.ablate.finetune="
+    if word.startswith("--config.ablate.amount="):
+        return "--config.ablate.amount=1e9"
     if word.startswith("--vocab=train:"):
         return "--vocab=train:200"
     return re.sub(r"--topology=.*", "--topology=v5e:2x2", word)
