@@ -69,7 +69,7 @@ def make_files(folder: pathlib.Path) -> None:
         paragraphs = [{"context": SENTENCES[0], "qas": asked}]
         (folder / f"{name}.json").write_text(json.dumps({"data": [{"paragraphs": paragraphs}]}))
     (folder / "texts.txt").write_text("a good dog\nthe fox jumps\n")
-    for name in ("bert-base-uncased", "CHECKPOINT"):
+    for name in ("bert-base-uncased", "CHECKPOINT", "sentence-transformers/all-MiniLM-L6-v2"):
         model = published(("mlm", "nsp"), max_position_embeddings=64)
         interop.write_huggingface(folder / name, model)
         assert Tokenizer.load(folder / name).vocab_size
