@@ -44,8 +44,8 @@ ELSEWHERE = {
     "source": "the environment is this one",
     "pip": "the environment is this one",
     "tensorboard": "a server, which does not end",
-    "python -m bertjax.main --config=configs/tiny.py:smoke --workdir=runs/two": "two at once, which "
-    "test_distributed.py runs",
+    "python -m bertjax.main --config=configs/tiny.py:smoke --workdir=runs/two": "two at once; "
+    "test_distributed.py runs them",
 }
 ARRANGED = ("checkpoints.md",)  # tests/test_predict.py runs these, on models made for them
 
