@@ -145,7 +145,8 @@ def test_every_command_of_the_page_runs(page: pathlib.Path, tmp_path: pathlib.Pa
             continue
         devices = 8 if any("mesh." in word for word in command) else 1
         found = subprocess.run(
-            command, cwd=tmp_path, capture_output=True, text=True, timeout=900,
+            command, cwd=ROOT if "--dry-run" in words else tmp_path,
+            capture_output=True, text=True, timeout=900,
             env=os.environ | {
                 "PYTHONPATH": str(ROOT),
                 "XLA_FLAGS": f"--xla_force_host_platform_device_count={devices}",
