@@ -46,6 +46,7 @@ ELSEWHERE = {
     "tensorboard": "a server, which does not end",
     "python -m bertjax.main --config=configs/tiny.py:smoke --workdir=runs/two": "two at once; "
     "test_distributed.py runs them",
+    "python -m bertjax.ablate --compare=runs/": "of two long runs; tests/ablate compares small ones",
 }
 ARRANGED = ("checkpoints.md",)  # tests/test_predict.py runs these, on models made for them
 
@@ -110,8 +111,10 @@ def shrunk(word: str) -> str:
         return f"--config={ROOT / match[1]}:{','.join(items)}"
     if word.startswith("--config.ablate.grid="):
         return re.sub(r"(=[^=,;]*)(?:,[^=;]*)+(?=;|$)", r"\1", word)
-    if word.startswith("--config.ablate.finetune="):
-        return "--config.ablate.finetune="
+    if match := re.match(r"--config\.ablate\.finetune(_grid)?=", word):
+        return match[0]
+    if word == "--compare=L2_H128_A2,L4_H128_A2":
+        return "--compare=L1_H32_A1,L2_H64_A2"  # the cells of the smoke form
     if word.startswith("--config.ablate.amount="):
         return "--config.ablate.amount=1e9"
     if word.startswith("--vocab=train:"):
