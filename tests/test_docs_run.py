@@ -46,7 +46,7 @@ ELSEWHERE = {
     "tensorboard": "a server, which does not end",
     "python -m bertjax.main --config=configs/tiny.py:smoke --workdir=runs/two": "two at once; "
     "test_distributed.py runs them",
-    "python -m bertjax.ablate --compare=runs/": "of two long runs; tests/ablate compares small ones",
+    "python -m bertjax.ablate --compare=runs/": "of long runs; tests/ablate has small ones",
 }
 ARRANGED = ("checkpoints.md",)  # tests/test_predict.py runs these, on models made for them
 
