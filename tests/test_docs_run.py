@@ -92,9 +92,10 @@ def small(words: tuple[str, ...]) -> list[str] | None:
         return line if words[0] == "bash" else ["bash", *line]
     start = 3 if words[1] == "-m" else 1
     summary = "--mode=summary" in words
-    rest = [word if summary else shrunk(word) for word in words[start:]]
-    if summary:
-        rest = [word.replace("--config=", f"--config={ROOT}/") for word in rest]
+    rest = [
+        word.replace("--config=", f"--config={ROOT}/") if summary else shrunk(word)
+        for word in words[start:]
+    ]
     result = [sys.executable, "-m", door[0], *rest]
     training = door[0] in ("bertjax.main", "bertjax.ablate") and not summary
     if training and any(word.startswith("--config=") for word in words):
