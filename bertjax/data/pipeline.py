@@ -1,4 +1,4 @@
-"""Documents to stored records: one reader, N encoding processes, one writer.
+"""Documents to stored records: one process reads and writes, N encode, that one among them.
 
 The reader cuts documents into pieces that depend on the document alone, the writer stores their
 records in the reader's order. So the result does not depend on the number of processes, and
@@ -10,7 +10,6 @@ from __future__ import annotations
 import collections
 import contextlib
 import hashlib
-import itertools
 import multiprocessing
 import os
 import shutil
@@ -114,23 +113,30 @@ def _chunks(
 def _encoded(
     chunks: Iterator[list[Piece]], encoder: Encoder, processes: int
 ) -> Iterator[EncodedChunk]:
-    """Chunks through the encoder, in order, with a bounded number on the way."""
+    """Chunks through the encoder, in order, with a bounded number on the way.
+
+    This process is one of `processes`: it reads and writes, and encodes while every other one has
+    work waiting. So N processes take N cores, and nobody waits for the others to start.
+    """
     if processes == 1:
         with _one_core():
             yield from map(encoder, chunks)
         return
     context = multiprocessing.get_context("spawn")  # JAX's threads do not survive a fork
-    pool = futures.ProcessPoolExecutor(processes, context, encoding.start_worker, (encoder,))
+    pool = futures.ProcessPoolExecutor(processes - 1, context, encoding.start_worker, (encoder,))
     waiting: collections.deque[futures.Future[EncodedChunk]] = collections.deque()
     try:
-        for chunk in itertools.chain(chunks, itertools.repeat(None)):
-            if chunk is not None:
-                waiting.append(pool.submit(encoding.encode, chunk))
-                if len(waiting) < 4 * processes:
-                    continue
-            elif not waiting:
-                break
-            yield waiting.popleft().result()
+        with _one_core():
+            for chunk in chunks:
+                if sum(not future.done() for future in waiting) < 3 * (processes - 1):
+                    waiting.append(pool.submit(encoding.encode, chunk))
+                else:
+                    waiting.append(futures.Future())
+                    waiting[-1].set_result(encoder(chunk))
+                while waiting and (waiting[0].done() or len(waiting) > 32 + 4 * processes):
+                    yield waiting.popleft().result()
+            while waiting:
+                yield waiting.popleft().result()
     except futures.process.BrokenProcessPool:
         raise UserError(
             "a worker process was killed, probably for memory: use fewer --processes"
