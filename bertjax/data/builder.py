@@ -36,7 +36,8 @@ from bertjax.data.encoder import Encoder
 from bertjax.data.pipeline import Chooser, Figures, Progress, watched
 from bertjax.data.reading import Reading
 from bertjax.data.storage import CORPUS, INDEX, REPORT, StoredIndex, digest_of_folder
-from bertjax.data.tokenizer import CONFIG_FILE, VOCAB_FILE, Tokenizer, is_cased
+from bertjax.data.tokenizer import Tokenizer, is_cased
+from bertjax.data.tokenizer_files import CONFIG_FILE, VOCAB_FILE
 from bertjax.errors import UserError
 
 

@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 
 from bertjax.data.encoder import EncodedChunk
+from bertjax.data.normalization import CJK
 from bertjax.data.pairs import RANDOM, Examples, Index
-from bertjax.data.tokenizer import CJK
 from bertjax.errors import UserError
 
 # Upper ends of the histogram of sentence lengths, in tokens.

@@ -17,8 +17,6 @@ import hashlib
 import itertools
 import json
 import re
-import sys
-import unicodedata
 import warnings
 from collections.abc import Iterable, Sequence
 from typing import Any, Self
@@ -26,58 +24,31 @@ from typing import Any, Self
 import numpy as np
 import tokenizers
 from etils import epath
-from tokenizers import decoders, models, normalizers, pre_tokenizers
+from tokenizers import decoders, models
 
+from bertjax.data import normalization
+from bertjax.data.normalization import CJK_FORGOTTEN
+from bertjax.data.tokenizer_files import (
+    CONFIG_FILE,
+    JSON_FILE,
+    PREFIX,
+    VOCAB_FILE,
+    read_config,
+    read_tokenizer_json,
+    read_vocab,
+)
 from bertjax.errors import UserError
 
 PAD, UNK, CLS, SEP, MASK = SPECIAL_TOKENS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
-PREFIX = "##"
 FAMILIES = {"huggingface": 100, "google": 200}  # name: characters in the longest known word
-VOCAB_FILE, CONFIG_FILE, JSON_FILE = "vocab.txt", "tokenizer_config.json", "tokenizer.json"
 
-# Blocks of CJK ideographs: each character is a word of its own.
-CJK = (
-    "\u4e00-\u9fff\u3400-\u4dbf\U00020000-\U0002a6df\U0002a700-\U0002b73f"
-    "\U0002b740-\U0002b81f\U0002b820-\U0002ceaf\uf900-\ufaff\U0002f800-\U0002fa1f"
-)
-# The part of them that BertNormalizer's table of blocks leaves out (it starts at 2B920).
-_CJK_FORGOTTEN = "\U0002b820-\U0002b91f"
-_RARE = re.compile(f"[\ud800-\udfff{_CJK_FORGOTTEN}]")
+_RARE = re.compile(f"[\ud800-\udfff{CJK_FORGOTTEN}]")
 # The ASCII characters that end a word; everything else is up to the library.
 _BLANK = re.compile("[\t\n\r]")
 _BLANKS = {ord(c): " " for c in "\t\n\r"}
 # Strings that `encode_flat` remembers, and the longest of them.
 _MAX_KNOWN, _LONG_STRING = 1 << 17, 24
 _SURROGATES = re.compile("[\ud800-\udfff]")
-
-
-def read_vocab(path: epath.PathLike) -> list[str]:
-    """Tokens of a vocabulary file in id order: the id is the line number.
-
-    Lines end at LF alone (or at CRLF, if the first line does), so that tokens such as U+2028 or
-    U+0085 do not shift later ids; blank lines keep their id.
-
-    Raises:
-        UserError: the file is missing, empty or not UTF-8.
-    """
-    path = epath.Path(path)
-    try:
-        text = path.read_bytes().decode("utf-8")
-    except (FileNotFoundError, IsADirectoryError):
-        raise UserError(f"no vocabulary file {path}: give the path of a vocab.txt") from None
-    except UnicodeDecodeError as error:
-        raise UserError(
-            f"vocabulary {path} is not UTF-8 at byte {error.start}: convert it to UTF-8"
-        ) from None
-    text = text.removeprefix("\ufeff")
-    lines = text.split("\n")
-    if lines[-1] == "":
-        lines.pop()
-    if not lines:
-        raise UserError(f"vocabulary {path} is empty: it needs one token a line")
-    if lines[0].endswith("\r"):
-        lines = [line.removesuffix("\r") for line in lines]
-    return lines
 
 
 class Tokenizer:
@@ -170,13 +141,13 @@ class Tokenizer:
         settings: dict[str, Any] = {}
         vocab = None
         if (folder / JSON_FILE).exists() and (path.is_dir() or path.name == JSON_FILE):
-            vocab, settings = _read_tokenizer_json(folder / JSON_FILE)
+            vocab, settings = read_tokenizer_json(folder / JSON_FILE)
         if path.name != JSON_FILE and (vocab is None or vocab_path.exists()):
             if path.is_dir() and not vocab_path.exists():
                 raise UserError(f"no {VOCAB_FILE} and no {JSON_FILE} in {path}")
             vocab = read_vocab(vocab_path)
         if (folder / CONFIG_FILE).exists():
-            settings |= _read_config(folder / CONFIG_FILE)
+            settings |= read_config(folder / CONFIG_FILE)
         for name, value in overrides.items():
             if value is not None and settings.get(name) not in (None, value):
                 raise UserError(
@@ -352,7 +323,7 @@ class Tokenizer:
             texts = [_SURROGATES.sub("\ufffd", text) for text in texts]
         google = self.settings["family"] == "google"
         if google and self.settings["do_lower_case"]:
-            texts = [_lower_sigma(text) if "Σ" in text else text for text in texts]
+            texts = [normalization.lower_sigma(text) if "Σ" in text else text for text in texts]
         if special_tokens is None:
             special_tokens = not self.settings["split_special_tokens"]
         key = (bool(special_tokens), rare, marked)
@@ -374,19 +345,10 @@ class Tokenizer:
         engine.add_special_tokens([token for token in SPECIAL_TOKENS if token in self._ids])
         engine.encode_special_tokens = not special_tokens
         if settings["family"] == "google":
-            engine.normalizer, engine.pre_tokenizer = _google(settings)
-            return engine
-        engine.normalizer = normalizers.BertNormalizer(
-            clean_text=True,
-            handle_chinese_chars=settings["tokenize_chinese_chars"],
-            strip_accents=settings["strip_accents"],
-            lowercase=settings["do_lower_case"],
-        )
-        engine.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
-        if rare and settings["tokenize_chinese_chars"]:
-            engine.pre_tokenizer = pre_tokenizers.Sequence(
-                [_split(_CJK_FORGOTTEN), pre_tokenizers.BertPreTokenizer()]
-            )
+            parts = normalization.google(settings)
+        else:
+            parts = normalization.huggingface(settings, rare)
+        engine.normalizer, engine.pre_tokenizer = parts
         return engine
 
 
@@ -396,116 +358,3 @@ def is_cased(vocab: Iterable[str]) -> bool:
     Tokens in brackets ([MASK], [unused1], <S>) say nothing.
     """
     return any(t.lower() != t and t[0] not in "[<" and t != "İ" for t in vocab if t)
-
-
-def _read_json(path: epath.Path) -> dict[str, Any]:
-    try:
-        content = json.loads(path.read_text())
-    except ValueError as error:
-        raise UserError(f"{path} is not JSON ({error}): restore the file") from None
-    if not isinstance(content, dict):
-        raise UserError(f"{path} holds no JSON object: restore the file")
-    return content
-
-
-_SETTINGS = (
-    "do_lower_case",
-    "strip_accents",
-    "tokenize_chinese_chars",
-    "family",
-    "max_chars_per_word",
-    "split_special_tokens",
-)
-
-
-def _read_config(path: epath.Path) -> dict[str, Any]:
-    config = _read_json(path)
-    if config.get("do_basic_tokenize", True) is False:
-        raise UserError(f"do_basic_tokenize=false in {path} is not supported: split words first")
-    return {name: config[name] for name in _SETTINGS if config.get(name) is not None}
-
-
-def _read_tokenizer_json(path: epath.Path) -> tuple[list[str], dict[str, Any]]:
-    """The vocabulary and the settings of a file that the `tokenizers` library wrote."""
-    content = _read_json(path)
-    model = content.get("model") or {}
-    # Files of early versions do not name the model's type.
-    if model.get("type", "WordPiece") != "WordPiece" or "unk_token" not in model:
-        raise UserError(f"{path} is a {model.get('type')} tokenizer: BERT needs WordPiece")
-    normalizer = content.get("normalizer") or {}
-    if normalizer.get("type") != "BertNormalizer":
-        raise UserError(
-            f"{path} normalises text by {normalizer.get('type')}, not BertNormalizer: "
-            f"give the model's {VOCAB_FILE} and {CONFIG_FILE}"
-        )
-    if model.get("continuing_subword_prefix", PREFIX) != PREFIX:
-        raise UserError(f"{path} continues words by another prefix than {PREFIX}")
-    ids = dict(model["vocab"]) | {t["content"]: t["id"] for t in content.get("added_tokens") or ()}
-    vocab = [""] * (max(ids.values()) + 1)
-    for token, i in ids.items():
-        vocab[i] = token
-    settings = {
-        "do_lower_case": normalizer.get("lowercase"),
-        "strip_accents": normalizer.get("strip_accents"),
-        "tokenize_chinese_chars": normalizer.get("handle_chinese_chars"),
-        "max_chars_per_word": model.get("max_input_chars_per_word"),
-    }
-    return vocab, {name: value for name, value in settings.items() if value is not None}
-
-
-def _split(characters: str, behavior: str = "isolated") -> pre_tokenizers.PreTokenizer:
-    return pre_tokenizers.Split(tokenizers.Regex(f"[{characters}]"), behavior)
-
-
-@functools.cache
-def _character_class(*categories: str) -> str:
-    """The inside of a regex class: every character whose Unicode category starts like these."""
-    ranges: list[list[int]] = []
-    for code in range(sys.maxunicode + 1):
-        if unicodedata.category(chr(code)).startswith(categories) and not 0xD800 <= code < 0xE000:
-            if ranges and ranges[-1][1] == code - 1:
-                ranges[-1][1] = code
-            else:
-                ranges.append([code, code])
-    return "".join(rf"\x{{{first:x}}}-\x{{{last:x}}}" for first, last in ranges)
-
-
-def _google(
-    settings: dict[str, Any],
-) -> tuple[normalizers.Normalizer, pre_tokenizers.PreTokenizer]:
-    """Google's BasicTokenizer: clean-up, lower case, accents; white space, CJK, punctuation."""
-
-    def remove(characters: str) -> normalizers.Normalizer:
-        return normalizers.Replace(tokenizers.Regex(f"[{characters}]"), "")
-
-    space = r"\t\n\r" + _character_class("Zs", "Zl", "Zp")
-    control = r"(?:(?![\t\n\r])[\x{fffd}" + _character_class("Cc", "Cf") + "])"
-    steps = [normalizers.Replace(tokenizers.Regex(control), "")]
-    if settings["do_lower_case"]:
-        steps.append(normalizers.Lowercase())
-    strip = settings["strip_accents"]
-    if settings["do_lower_case"] if strip is None else strip:
-        steps += [normalizers.NFD(), remove(_character_class("Mn"))]
-    punctuation = r"!-/:-@\[-`{-~" + _character_class("P")
-    alone = punctuation + (CJK if settings["tokenize_chinese_chars"] else "")
-    return (
-        normalizers.Sequence(steps),
-        pre_tokenizers.Sequence([_split(space, "removed"), _split(alone)]),
-    )
-
-
-def _lower_sigma(text: str) -> str:
-    """Replace each capital sigma by the form, medial or final, that str.lower gives it."""
-    kept = [
-        i
-        for i, c in enumerate(text)
-        if c in "\t\n\r" or (c != "\ufffd" and unicodedata.category(c) not in ("Cc", "Cf"))
-    ]
-    characters = list(text)
-    lowered = "".join(text[i] for i in kept).lower()
-    place = 0
-    for i in kept:
-        if text[i] == "Σ":
-            characters[i] = lowered[place]
-        place += len(text[i].lower())
-    return "".join(characters)

@@ -15,7 +15,8 @@ from typing import Any
 import tokenizers
 from tokenizers import models, normalizers, pre_tokenizers, trainers
 
-from bertjax.data.tokenizer import FAMILIES, PREFIX, SPECIAL_TOKENS, Tokenizer
+from bertjax.data.tokenizer import FAMILIES, SPECIAL_TOKENS, Tokenizer
+from bertjax.data.tokenizer_files import PREFIX
 from bertjax.errors import UserError
 
 # Distinct strings between white space that are counted at a time. Beyond it the rarest are

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from bertjax.api import Bert
-from bertjax.data.tokenizer import CJK
+from bertjax.data.normalization import CJK
 from bertjax.inference.batching import Limits, Progress, Row, by_text, no_progress, run
 from bertjax.inference.language import check_texts, encode, inputs_of
 from bertjax.tasks.classify import MULTI, REGRESSION, label_probabilities

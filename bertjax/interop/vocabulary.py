@@ -11,7 +11,8 @@ import numpy as np
 import tokenizers
 from tokenizers import decoders, models, normalizers, pre_tokenizers, processors
 
-from bertjax.data.tokenizer import CONFIG_FILE, JSON_FILE, SPECIAL_TOKENS, VOCAB_FILE, Tokenizer
+from bertjax.data.tokenizer import SPECIAL_TOKENS, Tokenizer
+from bertjax.data.tokenizer_files import CONFIG_FILE, JSON_FILE, VOCAB_FILE
 from bertjax.errors import UserError
 from bertjax.interop.names import get, padded
 from bertjax.interop.weights import read_json

@@ -9,7 +9,8 @@ import numpy as np
 from etils import epath
 
 from bertjax.config import default_config
-from bertjax.data.tokenizer import JSON_FILE, VOCAB_FILE, Tokenizer
+from bertjax.data.tokenizer import Tokenizer
+from bertjax.data.tokenizer_files import JSON_FILE, VOCAB_FILE
 from bertjax.errors import UserError
 from bertjax.interop.names import HEADS, get, tensors_of
 from bertjax.interop.published import Coverage, Published, check_config, checksum, whole_encoder

@@ -18,7 +18,7 @@ import numpy as np
 from ml_collections import config_dict
 
 from bertjax.config import bert_config
-from bertjax.data.readers import Question, read_questions
+from bertjax.data.questions import Question, read_questions
 from bertjax.data.tokenizer import Tokenizer
 from bertjax.errors import UserError
 from bertjax.model.heads import PADDED_LOGIT, BertForQuestionAnswering

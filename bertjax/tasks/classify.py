@@ -17,7 +17,7 @@ import numpy as np
 from ml_collections import config_dict
 
 from bertjax.config import bert_config
-from bertjax.data.readers import Table, read_table
+from bertjax.data.tables import Table, read_table
 from bertjax.data.tokenizer import Tokenizer
 from bertjax.errors import UserError
 from bertjax.model.heads import BertForClassification

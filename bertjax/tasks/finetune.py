@@ -20,7 +20,8 @@ from ml_collections import config_dict
 
 from bertjax.config import stderr
 from bertjax.data.buckets import LengthBuckets
-from bertjax.data.tokenizer import VOCAB_FILE, Tokenizer
+from bertjax.data.tokenizer import Tokenizer
+from bertjax.data.tokenizer_files import VOCAB_FILE
 from bertjax.errors import UserError
 from bertjax.tasks.task import Batch, Rows, Task, bert_step_flops
 from bertjax.train.loss import IGNORED

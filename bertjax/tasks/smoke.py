@@ -13,7 +13,7 @@ from ml_collections import config_dict
 
 from bertjax.config import stderr
 from bertjax.data import dataset_sources, python_docs
-from bertjax.data.readers import is_dataset
+from bertjax.data.labelled import is_dataset
 from bertjax.errors import UserError
 
 FOLDER, VOCAB = "smoke_data", "train:2000"

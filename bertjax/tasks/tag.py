@@ -19,7 +19,7 @@ import numpy as np
 from ml_collections import config_dict
 
 from bertjax.config import bert_config
-from bertjax.data.readers import Sentence, read_sentences
+from bertjax.data.sentences import Sentence, read_sentences
 from bertjax.data.tokenizer import Tokenizer
 from bertjax.errors import UserError
 from bertjax.model.heads import BertForTagging

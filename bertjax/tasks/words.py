@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from bertjax.data.readers import Sentence
+from bertjax.data.sentences import Sentence
 from bertjax.data.tokenizer import Tokenizer
 from bertjax.data.windows import owned_windows, shares
 

@@ -16,9 +16,12 @@ import pytest
 import sentencex
 from hypothesis import strategies as st
 
-from bertjax.data import encoder, readers
+from bertjax.data import encoder
 from bertjax.data.corpus import open_source
+from bertjax.data.questions import read_questions
 from bertjax.data.reading import Reading
+from bertjax.data.sentences import read_sentences
+from bertjax.data.tables import read_table
 from bertjax.data.tokenizer import Tokenizer
 from bertjax.errors import UserError
 
@@ -108,7 +111,7 @@ def test_rows_of_sound_files_come_back(rows, suffix):
         else:
             objects = [{"text": a, "label": b} for a, b in rows]
             path.write_text("".join(json.dumps(o) + "\n" for o in objects))
-        table = readers.read_table(str(path), header="yes")
+        table = read_table(str(path), header="yes")
     blank = 0 if suffix == ".jsonl" else sum(not "".join(row).strip(" ") for row in rows)
     found = zip(table.column("text", "x"), table.column("label", "x"), strict=True)
     assert len(table.rows) + blank >= len(rows)
@@ -127,7 +130,7 @@ def test_rows_of_csv_come_back_with_their_quotes_and_lines(rows):
     with tempfile.TemporaryDirectory() as folder:
         path = pathlib.Path(folder, "rows.csv")
         path.write_text(buffer.getvalue(), "utf-8", newline="")
-        table = readers.read_table(str(path), header="yes")
+        table = read_table(str(path), header="yes")
     assert [list(row) for row in table.rows] == rows
 
 
@@ -146,7 +149,7 @@ def test_words_of_conll_come_back(sentences, separator):
         path = pathlib.Path(folder, "rows.conll")
         blocks = ("".join(separator.join(row) + "\n" for row in rows) for rows in sentences)
         path.write_text("\n".join(blocks), "utf-8", newline="")
-        found, _ = readers.read_sentences(str(path), "0", "-1")
+        found, _ = read_sentences(str(path), "0", "-1")
     assert [list(zip(s.words, s.labels, strict=True)) for s in found] == sentences
 
 
@@ -173,9 +176,9 @@ edit = st.tuples(
 def read_everything(path: str) -> None:
     """Every reader that a task might point at the file; a refusal is one sentence."""
     for read in (
-        lambda: readers.read_table(path).column("text", "data.text_column"),
-        lambda: readers.read_sentences(path, "words|0", "label|-1"),
-        lambda: readers.read_questions(path),
+        lambda: read_table(path).column("text", "data.text_column"),
+        lambda: read_sentences(path, "words|0", "label|-1"),
+        lambda: read_questions(path),
         lambda: [list(document) for document in open_source(path, Reading()).documents()],
     ):
         try:

@@ -9,6 +9,7 @@ import warnings
 
 import numpy as np
 import pytest
+from tokenizers import normalizers
 
 from bertjax.data import tokenizer as module
 from bertjax.data.tokenizer import Tokenizer
@@ -487,7 +488,7 @@ def test_rare_words_are_dropped_in_bounded_memory(monkeypatch):
     texts = [f"common common w{i}" for i in range(1000)]
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        words = vocabulary._count_words(texts, module.normalizers.BertNormalizer(), 100)
+        words = vocabulary._count_words(texts, normalizers.BertNormalizer(), 100)
     assert words["common"] == 2000
     assert len(words) <= 101
     assert "dropped" in str(caught[0].message)

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from helpers_finetune import evaluate, make, params_of, tokenizer, write
 
-from bertjax.data.readers import Question
+from bertjax.data.questions import Question
 from bertjax.errors import UserError
 from bertjax.tasks import spans, squad
 from bertjax.tasks.answer import locate

@@ -4,7 +4,9 @@ import json
 
 import pytest
 
-from bertjax.data import readers
+from bertjax.data.questions import read_questions
+from bertjax.data.sentences import read_sentences
+from bertjax.data.tables import looks_like_header, read_table
 from bertjax.errors import UserError
 
 
@@ -27,46 +29,46 @@ QUOTES = '1\t"open quote at start\tx\n0\tmid\ty\n1\tlast\tz\n'
 
 @pytest.mark.parametrize("content", [QUOTES, QUOTES.replace("\n", "\r\n"), QUOTES.rstrip("\n")])
 def test_quotes_and_line_ends_cost_no_row(tmp_path, content):
-    table = readers.read_table(file(tmp_path, "a.tsv", content), header="no")
+    table = read_table(file(tmp_path, "a.tsv", content), header="no")
     assert table.column("1", "data.text_column") == ['"open quote at start', "mid", "last"]
     assert table.column("-1", "data.label_column") == ["x", "y", "z"]
 
 
 def test_line_separators_of_unicode_are_text(tmp_path):
-    table = readers.read_table(file(tmp_path, "a.tsv", "a\u2028b\t1\nc\x85d\t0\n"), header="no")
+    table = read_table(file(tmp_path, "a.tsv", "a\u2028b\t1\nc\x85d\t0\n"), header="no")
     assert [row[0] for row in table.rows] == ["a\u2028b", "c\x85d"]
 
 
 def test_blank_lines_are_counted(tmp_path):
-    table = readers.read_table(file(tmp_path, "a.tsv", "a\t1\n\nb\t0\n\n"), header="no")
+    table = read_table(file(tmp_path, "a.tsv", "a\t1\n\nb\t0\n\n"), header="no")
     assert len(table.rows) == 2 and table.places == ["line 1", "line 3"]
     assert any("2 blank lines" in note for note in table.notes)
 
 
 def test_csv_fields_may_hold_commas_quotes_and_lines(tmp_path):
     content = 'text,label\n"a, ""b""\nc",1\nd,0\n'
-    table = readers.read_table(file(tmp_path, "a.csv", content))
+    table = read_table(file(tmp_path, "a.csv", content))
     assert table.column("text", "data.text_column") == ['a, "b"\nc', "d"]
     assert table.places == ["line 2", "line 4"]
-    assert "line 2" in message(readers.read_table, file(tmp_path, "b.csv", 'a,b\n"c,d\n'))
+    assert "line 2" in message(read_table, file(tmp_path, "b.csv", 'a,b\n"c,d\n'))
 
 
 def test_a_short_row_is_named_by_its_line(tmp_path):
     path = file(tmp_path, "a.tsv", "text\tlabel\na\t1\nb\n")
-    table = readers.read_table(path)
+    table = read_table(path)
     text = message(table.column, "label", "data.label_column")
     assert "line 3" in text and "'label'" in text
     assert table.column("text", "data.text_column") == ["a", "b"]
 
 
 def test_a_missing_column_lists_those_present(tmp_path):
-    table = readers.read_table(file(tmp_path, "a.tsv", "sentence\tlabel\na\t1\nb\t0\n"))
+    table = read_table(file(tmp_path, "a.tsv", "sentence\tlabel\na\t1\nb\t0\n"))
     text = message(table.column, "text", "data.text_column")
     assert "'text'" in text and "sentence, label" in text and "config.data.text_column" in text
 
 
 def test_longer_rows_are_said(tmp_path):
-    table = readers.read_table(file(tmp_path, "a.tsv", "text\tlabel\na\t1\nb\t0\tc\n"))
+    table = read_table(file(tmp_path, "a.tsv", "text\tlabel\na\t1\nb\t0\tc\n"))
     assert any("1 rows have more than 2 fields" in note for note in table.notes)
 
 
@@ -83,18 +85,18 @@ def test_longer_rows_are_said(tmp_path):
     ],
 )  # fmt: skip
 def test_header_rule(first, others, expected):
-    assert readers.looks_like_header(first, others) is expected
+    assert looks_like_header(first, others) is expected
 
 
 def test_header_decision_is_said_and_can_be_overruled(tmp_path):
     path = file(tmp_path, "a.tsv", "sentence\tlabel\na\t1\nb\t0\n")
-    assert len(readers.read_table(path).rows) == 2
-    assert len(readers.read_table(path, header="no").rows) == 3
+    assert len(read_table(path).rows) == 2
+    assert len(read_table(path, header="no").rows) == 3
     plain = file(tmp_path, "b.tsv", "a\tx\nb\ty\n")
-    assert len(readers.read_table(plain).rows) == 2
-    assert len(readers.read_table(plain, header="yes").rows) == 1
-    assert len(readers.read_table(plain, named=["a", "x"]).rows) == 1  # columns asked for by name
-    assert any("header" in note for note in readers.read_table(path).notes)
+    assert len(read_table(plain).rows) == 2
+    assert len(read_table(plain, header="yes").rows) == 1
+    assert len(read_table(plain, named=["a", "x"]).rows) == 1  # columns asked for by name
+    assert any("header" in note for note in read_table(path).notes)
 
 
 @pytest.mark.parametrize(
@@ -107,26 +109,26 @@ def test_header_decision_is_said_and_can_be_overruled(tmp_path):
     ],
 )  # fmt: skip
 def test_public_files_lose_no_first_row(real_data, name, rows):
-    assert len(readers.read_table(str(real_data / name)).rows) == rows
+    assert len(read_table(str(real_data / name)).rows) == rows
 
 
 def test_unreadable_files_are_named(tmp_path):
-    assert "nowhere.tsv" in message(readers.read_table, str(tmp_path / "nowhere.tsv"))
-    assert "byte 1" in message(readers.read_table, file(tmp_path, "a.tsv", b"a\xff\t1\n"))
-    assert "no row" in message(readers.read_table, file(tmp_path, "b.tsv", ""))
-    assert "line 2" in message(readers.read_table, file(tmp_path, "c.jsonl", '{"a": 1}\n{\n'))
-    assert "object" in message(readers.read_table, file(tmp_path, "d.jsonl", "[1]\n"))
+    assert "nowhere.tsv" in message(read_table, str(tmp_path / "nowhere.tsv"))
+    assert "byte 1" in message(read_table, file(tmp_path, "a.tsv", b"a\xff\t1\n"))
+    assert "no row" in message(read_table, file(tmp_path, "b.tsv", ""))
+    assert "line 2" in message(read_table, file(tmp_path, "c.jsonl", '{"a": 1}\n{\n'))
+    assert "object" in message(read_table, file(tmp_path, "d.jsonl", "[1]\n"))
 
 
 def test_jsonl(tmp_path):
     path = file(
         tmp_path, "a.jsonl", '{"text": "a", "label": ["x"]}\n\n{"text": "b", "label": []}\n'
     )
-    table = readers.read_table(path)
+    table = read_table(path)
     assert table.columns == ("text", "label") and table.places == ["line 1", "line 3"]
     assert table.column("label", "data.label_column") == [["x"], []]
     gap = file(tmp_path, "b.jsonl", '{"text": "a", "label": 1}\n{"text": "b"}\n')
-    assert "line 2" in message(readers.read_table, gap)
+    assert "line 2" in message(read_table, gap)
 
 
 # CoNLL
@@ -134,49 +136,49 @@ def test_jsonl(tmp_path):
 
 def test_a_line_of_white_space_ends_a_sentence(tmp_path):
     path = file(tmp_path, "a.conll", "he\tO\nran\tO\n\t\nshe\tO\n \nsat\tO\n\n\nup\tO\n")
-    sentences, _ = readers.read_sentences(path, "0", "-1")
+    sentences, _ = read_sentences(path, "0", "-1")
     assert [s.words for s in sentences] == [("he", "ran"), ("she",), ("sat",), ("up",)]
     assert [s.place for s in sentences] == ["line 1", "line 4", "line 6", "line 9"]
 
 
 def test_sentences_of_wnut17(real_data):
     path = str(real_data / "en/wnut17/wnut17train.conll")
-    sentences, _ = readers.read_sentences(path, "0", "-1")
+    sentences, _ = read_sentences(path, "0", "-1")
     assert len(sentences) == 3394
 
 
 def test_conll_columns_documents_and_comments(tmp_path):
     content = "-DOCSTART- -X- O\n\nJim NNP B-PER\nran VBD O\n\n-DOCSTART- -X- O\n\n# NN O\n#\n"
-    sentences, notes = readers.read_sentences(file(tmp_path, "a.txt", content), "0", "-1")
+    sentences, notes = read_sentences(file(tmp_path, "a.txt", content), "0", "-1")
     assert [s.labels for s in sentences] == [("B-PER", "O"), ("O",)]
     assert [s.document for s in sentences] == [1, 2]
     assert sentences[1].words == ("#",)  # a word, since it has its columns
     assert any("1 comment" in note for note in notes)
-    parts, _ = readers.read_sentences(file(tmp_path, "a.txt", content), "0", "1")
+    parts, _ = read_sentences(file(tmp_path, "a.txt", content), "0", "1")
     assert parts[0].labels == ("NNP", "VBD")
-    assert "5" in message(readers.read_sentences, file(tmp_path, "a.txt", content), "0", "5")
+    assert "5" in message(read_sentences, file(tmp_path, "a.txt", content), "0", "5")
 
 
 def test_words_that_look_like_space_keep_their_labels(tmp_path):
     path = file(tmp_path, "a.conll", "he\tO\n\u200b\tB-X\n\u00a0\tB-Y\nworld\tO\n")
-    (sentence,), _ = readers.read_sentences(path, "0", "-1")
+    (sentence,), _ = read_sentences(path, "0", "-1")
     assert sentence.words == ("he", "\u200b", "\u00a0", "world")
     assert sentence.labels == ("O", "B-X", "B-Y", "O")
 
 
 def test_a_line_without_its_label_is_named(tmp_path):
-    text = message(readers.read_sentences, file(tmp_path, "a.conll", "he O\nran\n"), "0", "-1")
+    text = message(read_sentences, file(tmp_path, "a.conll", "he O\nran\n"), "0", "-1")
     assert "line 2" in text
-    sentences, _ = readers.read_sentences(file(tmp_path, "b.conll", "he\nran\n"), "0", "-1")
+    sentences, _ = read_sentences(file(tmp_path, "b.conll", "he\nran\n"), "0", "-1")
     assert sentences[0].labels is None
 
 
 def test_jsonl_sentences(tmp_path):
     path = file(tmp_path, "a.jsonl", '{"words": ["a", "b"], "labels": ["O", "X"]}\n')
-    (sentence,), _ = readers.read_sentences(path, "words", "labels")
+    (sentence,), _ = read_sentences(path, "words", "labels")
     assert sentence.words == ("a", "b") and sentence.labels == ("O", "X")
     bad = file(tmp_path, "b.jsonl", '{"words": ["a", "b"], "labels": ["O"]}\n')
-    assert "line 1" in message(readers.read_sentences, bad, "words", "labels")
+    assert "line 1" in message(read_sentences, bad, "words", "labels")
 
 
 # SQuAD
@@ -194,22 +196,20 @@ def test_squad_of_both_versions_and_without_answers(tmp_path):
         {"id": "2", "question": "b?", "answers": [], "is_impossible": True},
         {"id": "3", "question": "c?"},
     ))  # fmt: skip
-    questions, notes = readers.read_questions(path)
+    questions, notes = read_questions(path)
     assert [q.answers for q in questions] == [(("brown", 10),), (), ()]
     assert [q.labelled for q in questions] == [True, True, False]
     assert "1 of them without an answer" in notes[0]
 
 
 def test_malformed_squad(tmp_path):
-    assert "question" in message(
-        readers.read_questions, file(tmp_path, "a.json", squad({"id": "1"}))
-    )
-    assert "JSON" in message(readers.read_questions, file(tmp_path, "b.json", "{"))
-    assert "no question" in message(readers.read_questions, file(tmp_path, "c.json", squad()))
+    assert "question" in message(read_questions, file(tmp_path, "a.json", squad({"id": "1"})))
+    assert "JSON" in message(read_questions, file(tmp_path, "b.json", "{"))
+    assert "no question" in message(read_questions, file(tmp_path, "c.json", squad()))
 
 
 def test_public_squad_files(real_data):
-    questions, _ = readers.read_questions(str(real_data / "en/squad/v1.1-part.json"))
+    questions, _ = read_questions(str(real_data / "en/squad/v1.1-part.json"))
     assert len(questions) == 6936 and all(q.answers for q in questions)
-    questions, _ = readers.read_questions(str(real_data / "en/squad/v2.0-part.json"))
+    questions, _ = read_questions(str(real_data / "en/squad/v2.0-part.json"))
     assert len(questions) == 8559

@@ -1,0 +1,115 @@
+"""Questions to a context: SQuAD JSON (1.1 and 2.0), JSONL and datasets."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+from etils import epath
+
+from bertjax.data.labelled import OBJECTS, dataset_rows, is_dataset, objects, read_text
+from bertjax.errors import UserError
+
+
+@dataclasses.dataclass(frozen=True)
+class Question:
+    """A question to a context; `answers` are (text, first character in the context).
+
+    `labelled` is False where the file gives no answers at all, for prediction; a question with
+    no answers that is labelled has none in its context (SQuAD 2.0).
+    """
+
+    id: str
+    question: str
+    context: str
+    answers: tuple[tuple[str, int], ...]
+    labelled: bool = True
+
+
+def read_questions(source: str) -> tuple[list[Question], list[str]]:
+    """Questions of a SQuAD file (1.1 or 2.0), or of JSONL or a dataset with a row a question.
+
+    Raises:
+        UserError: the file has another form; the message names the first place.
+    """
+    if is_dataset(source) or epath.Path(source).suffix.lower() in OBJECTS:
+        questions = [_question_of_row(row, i) for i, row in enumerate(_rows(source))]
+    else:
+        try:
+            content = json.loads(read_text(source))
+        except ValueError as error:
+            raise UserError(f"{source} is no JSON ({error})") from None
+        try:
+            questions = list(_squad(content))
+        except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
+            raise UserError(
+                f"{source} is not of SQuAD's form, data > paragraphs > context, qas > question, "
+                f"answers: {type(error).__name__} {error}"
+            ) from None
+    if not questions:
+        raise UserError(f"{source} holds no question")
+    none = sum(q.labelled and not q.answers for q in questions)
+    contexts = len({q.context for q in questions})
+    note = f"{source}: {len(questions):,} questions to {contexts:,} contexts"
+    return questions, [note + (f", {none:,} of them without an answer" if none else "")]
+
+
+def _squad(content: dict[str, Any]) -> Iterator[Question]:
+    for article in content["data"]:
+        for paragraph in article["paragraphs"]:
+            for qa in paragraph["qas"]:
+                labelled = "answers" in qa
+                impossible = qa.get("is_impossible", False)
+                answers = () if impossible else _answers(qa.get("answers", ()))
+                yield Question(
+                    str(qa["id"]),
+                    _text(qa["question"]),
+                    _text(paragraph["context"]),
+                    answers,
+                    labelled,
+                )
+
+
+def _answers(found: Iterable[dict[str, Any]]) -> tuple[tuple[str, int], ...]:
+    return tuple((_text(answer["text"]), int(answer["answer_start"])) for answer in found)
+
+
+def _text(value: Any) -> str:
+    if not isinstance(value, str):
+        raise TypeError(f"{value!r:.40} is no text")
+    return value
+
+
+def _rows(source: str) -> Iterable[dict[str, Any]]:
+    if is_dataset(source):
+        return dataset_rows(source)
+    return [row for _, row in objects(source, read_text(source))]
+
+
+def _question_of_row(row: dict[str, Any], number: int) -> Question:
+    """A row {question, context[, id, answers: {text: [...], answer_start: [...]}]}.
+
+    Raises:
+        UserError: a part is missing or of another kind.
+    """
+    for key in ("question", "context"):
+        if not isinstance(row.get(key), str):
+            raise UserError(
+                f"row {number} has no text {key!r}: question, context and answers are needed"
+            )
+    found = row.get("answers")
+    try:
+        if isinstance(found, dict):
+            starts = found.get("answer_start", [-1] * len(found["text"]))
+            pairs = tuple(zip(map(_text, found["text"]), map(int, starts), strict=True))
+        else:
+            pairs = _answers(found or ())
+    except (KeyError, TypeError, ValueError, OverflowError) as error:
+        raise UserError(
+            f"row {number} has answers {found!r:.60}: {{text: [...], answer_start: [...]}} are "
+            f"needed ({type(error).__name__} {error})"
+        ) from None
+    question, context = row["question"], row["context"]
+    return Question(str(row.get("id", number)), question, context, pairs, found is not None)
