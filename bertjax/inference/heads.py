@@ -17,9 +17,10 @@ from bertjax.api import Bert
 from bertjax.data.normalization import CJK
 from bertjax.inference.batching import Limits, Progress, Row, by_text, no_progress, run
 from bertjax.inference.language import check_texts, encode, inputs_of
-from bertjax.tasks.classify import MULTI, REGRESSION, label_probabilities
+from bertjax.tasks.classify import label_probabilities
 from bertjax.tasks.spans import best_answers, choose, question_windows
 from bertjax.tasks.tag import sentence_windows, word_pieces
+from bertjax.tasks.text_examples import MULTI, REGRESSION
 from bertjax.tasks.texts import text_rows
 
 # Of answers, where no run says otherwise: what the config's defaults are.

@@ -159,6 +159,15 @@ def test_limit_draws_by_the_seed(tmp_path):
     assert len(texts[0]) == 20 and texts[0] == texts[1] != texts[2]
 
 
+def test_a_drawn_part_keeps_the_labels_of_the_whole_file(tmp_path, capsys):
+    rows = "".join(f"{'good' if i % 2 else 'bad'} {i}\t{i % 2}\n" for i in range(50)) + "odd\t2\n"
+    tasks = [task_of(tmp_path, rows, data__limit=4, seed=s) for s in range(3)]
+    assert all(task.labels == ("0", "1", "2") for task in tasks)
+    rare = [("2" in task._splits["train"].targets) for task in tasks]
+    assert not all(rare)
+    assert "no row" in capsys.readouterr().err
+
+
 # Labels
 
 

@@ -1,0 +1,166 @@
+"""Labelled texts and pairs: read from a table, and encoded as rows for the model."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from ml_collections import config_dict
+
+from bertjax.data.tables import Table, read_table
+from bertjax.data.tokenizer import Tokenizer
+from bertjax.errors import UserError
+from bertjax.tasks import finetune, glue, labels
+from bertjax.tasks.finetune import EncodedRows
+from bertjax.tasks.texts import text_rows
+
+SINGLE, MULTI, REGRESSION = "single_label", "multi_label", "regression"
+SHORTEST_ROW = 8  # of windows: fewer tokens of text than this say nothing
+
+
+@dataclasses.dataclass
+class Examples:
+    """A split as it was read. `targets` is None where it has no labels.
+
+    texts, pairs: strings; targets: a label, a tuple of labels, or a number for each; labels: the
+    names of the whole source, also of rows that are not drawn, none of a regression.
+    """
+
+    source: str
+    texts: list[str]
+    pairs: list[str] | None
+    targets: list[Any] | None
+    places: list[str]
+    labels: frozenset[str] = frozenset()
+
+
+def read(config: config_dict.ConfigDict, split: str, source: str) -> Examples:
+    """The examples of a split; says what was decided. UserError for what cannot be used."""
+    data = config.data
+    spec = glue.TASKS.get(data.glue)
+    if data.glue and spec is None:
+        raise UserError(f"config.data.glue={data.glue} is not one of {', '.join(glue.TASKS)}")
+    asked = [data.text_column, data.pair_column, data.label_column]
+    table = read_table(source, header=data.header, named=[name for name in asked if name])
+    texts = _strings(table, data.text_column, "data.text_column")
+    pairs = _strings(table, data.pair_column, "data.pair_column") if data.pair_column else None
+    targets = _targets(config, table, split, spec)
+    finetune.say_all(table.notes)
+    empty = [place for place, text in zip(table.places, texts, strict=True) if not text.strip()]
+    if empty:
+        finetune.say_all(
+            [f"warning: {source}: {len(empty)} empty texts ({finetune.places(empty)})"]
+        )
+    examples = Examples(source, texts, pairs, targets, table.places, label_names(config, targets))
+    limit = data.limit if split == "train" else data.eval_examples
+    if not limit or limit >= len(texts):
+        return examples
+    chosen = finetune.draw(len(texts), limit, config.seed)
+    if split != "train":
+        chosen = np.arange(limit)
+    finetune.say_all([f"{source}: {limit} of {len(texts)} examples are used"])
+    return dataclasses.replace(
+        examples,
+        **{
+            name: None if values is None else [values[i] for i in chosen]
+            for name, values in (
+                ("texts", texts), ("pairs", pairs), ("targets", targets), ("places", table.places)
+            )
+        },
+    )  # fmt: skip
+
+
+def label_names(config: config_dict.ConfigDict, targets: Sequence[Any] | None) -> frozenset[str]:
+    """The label names among targets."""
+    if targets is None or config.data.problem_type == REGRESSION:
+        return frozenset()
+    if config.data.problem_type == MULTI:
+        return frozenset(itertools.chain.from_iterable(targets))
+    return frozenset(targets)
+
+
+def _strings(table: Table, spec: str, key: str) -> list[str]:
+    values = table.column(spec, key)
+    for value, place in zip(values, table.places, strict=True):
+        if not isinstance(value, str):
+            raise UserError(f"{table.source}, {place}: '{spec}' is {value!r}, not a text")
+    return values
+
+
+def _targets(
+    config: config_dict.ConfigDict, table: Table, split: str, spec: glue.GlueTask | None
+) -> list[Any] | None:
+    """Label names, tuples of them, or numbers; None for a test split that has none."""
+    data = config.data
+    if table.find(data.label_column) is None and split.startswith("test"):
+        table.notes.append(f"{table.source} has no labels: it gets predictions, not scores")
+        return None
+    values = table.column(data.label_column, "data.label_column")
+    hidden = sum(value is None for value in values)
+    if hidden == len(values) and split.startswith("test"):
+        table.notes.append(f"the labels of {table.source} are hidden: it gets predictions only")
+        return None
+    if hidden:
+        place = table.places[values.index(None)]
+        raise UserError(f"{table.source}, {place}: no label ({hidden} rows have none)")
+    if data.problem_type == REGRESSION:
+        return list(labels.scores(values, table.source, table.places))
+    if data.problem_type == MULTI:
+        return [_several(value) for value in values]
+    names = [_name(value) for value in values]
+    return [glue.label_name(spec, name) for name in names] if spec else names
+
+
+def _name(value: Any) -> str:
+    return str(value).strip()
+
+
+def _several(value: Any) -> tuple[str, ...]:
+    """The labels of one example: a list, or a text with commas between them."""
+    parts = value if isinstance(value, list) else str(value).split(",")
+    return tuple(name for part in parts if (name := _name(part)))
+
+
+def encode(config: config_dict.ConfigDict, tokenizer: Tokenizer, examples: Examples) -> EncodedRows:
+    """Rows of at most data.seq_length tokens; says how many texts were cut or windowed."""
+    data = config.data
+    # Text from files is text: a typed [SEP] is no special token.
+    first = tokenizer.encode_batch(examples.texts, special_tokens=False)
+    second: Sequence[Any] = [None] * len(first)
+    if examples.pairs is not None:
+        second = tokenizer.encode_batch(examples.pairs, special_tokens=False)
+    room = data.seq_length - (2 if examples.pairs is None else 3) - SHORTEST_ROW
+    if data.long_text == "windows" and data.window_overlap > room:
+        raise UserError(
+            f"config.data.window_overlap={data.window_overlap} leaves windows of config.data."
+            f"seq_length={data.seq_length} no room to move: set it to {max(room, 0)} or less"
+        )
+    lost = [i for i, ids in enumerate(first) if not ids and examples.texts[i].strip()]
+    if lost:
+        where = finetune.places([examples.places[i] for i in lost])
+        finetune.say_all(
+            [f"warning: {examples.source}: no token is left of {len(lost)} texts ({where})"]
+        )
+    ids, starts, example, weight, cut = [], [], [], [], 0
+    for number, (a, b) in enumerate(zip(first, second, strict=True)):
+        rows, was_cut = text_rows(
+            a, b, size=data.seq_length, rule=data.long_text, overlap=data.window_overlap,
+            cls_id=tokenizer.cls_id, sep_id=tokenizer.sep_id,
+        )  # fmt: skip
+        cut += was_cut
+        for row in rows:
+            ids.append(row.ids)
+            starts.append(row.second)
+            example.append(number)
+            weight.append(1 / len(rows))
+    if cut:
+        finetune.say_all([
+            f"{examples.source}: {cut:,} of {len(first):,} texts are longer than config.data."
+            f"seq_length={data.seq_length} and are cut (config.data.long_text={data.long_text})"
+        ])  # fmt: skip
+    elif len(ids) > len(first):
+        finetune.say_all([f"{examples.source}: {len(first):,} texts in {len(ids):,} windows"])
+    return EncodedRows(ids, np.array(starts), np.array(example), np.array(weight, np.float32))
