@@ -48,9 +48,10 @@ FIELDS: tuple[Field, ...] = (
     Field("data.source", "", "pretraining corpus: a prepared folder, or any source that "
           "bertjax.prepare reads (python_docs, files, tfds:..., hub:...)"),
     Field("data.vocab", "", "a vocabulary (file or folder), or train:SIZE; '' = the corpus's own"),
-    Field("data.lower_case", True, "lower-case and strip accents; a vocabulary that says how "
-          "it was made is believed first"),
-    Field("data.language", "en", "language of the sentence splitter"),
+    Field("data.lower_case", True, "lower-case and strip accents, for a vocabulary that is learnt; "
+          "a given one decides by its settings or tokens, and False turns it off"),
+    Field("data.language", "en", "language, for sentence ends and for how answers are scored (zh: "
+          "as CMRC 2018)"),
     Field("data.held_out", 0.05, "share of documents held out when a raw source is prepared"),
     Field("data.seq_length", 128, "S, tokens a row"),
     Field("data.batch_size", 256, "rows a training step over all devices (global)"),
@@ -118,7 +119,7 @@ FIELDS: tuple[Field, ...] = (
     Field("train.log_every", 100, "steps between lines of metrics"),
     Field("train.eval_every", 0, "steps between evaluations; 0 = at the end only"),
     Field("train.on_nonfinite", "skip", "a step whose loss or gradient is not finite is skipped "
-          "and counted, or the run stops", ("skip", "stop")),
+          "and counted (100 in a row end the run), or the run stops", ("skip", "stop")),
     Field("train.frozen_layers", 0, "fine-tuning: the embeddings and this many layers stay as they "
           "are"),
     Field("train.reinit_layers", 0, "fine-tuning: this many top layers, and the pooler, start "

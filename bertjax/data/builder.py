@@ -40,6 +40,8 @@ from bertjax.data.tokenizer import Tokenizer, is_cased
 from bertjax.data.tokenizer_files import CONFIG_FILE, VOCAB_FILE
 from bertjax.errors import UserError
 
+_UNFINISHED_TEXT = "This corpus is being prepared, or was interrupted: run bertjax.prepare again.\n"
+
 
 @dataclasses.dataclass(frozen=True)
 class HeldOut:
@@ -146,6 +148,7 @@ def prepare(
         name: open_source(spec, Reading(layout, invalid_utf8))
         for name, spec in held_out.sources.items()
     }
+    _check_apart(opened, named)
     _check_out(out)
     make_tokenizer = _vocabulary(vocab, opened, lower_case, progress)
     with _local(out) as folder:
@@ -176,7 +179,7 @@ def open_prepared(path: epath.PathLike, vocab_fingerprint: str | None = None) ->
     Raises:
         UserError: it is absent, unfinished, incomplete, or of another vocabulary.
     """
-    path = epath.Path(path)
+    path = path_of(os.fspath(path))
     if not path.is_dir():
         raise UserError(f"no prepared corpus {path}: make one with python -m bertjax.prepare")
     if not (path / FINGERPRINT).exists():
@@ -194,6 +197,16 @@ def open_prepared(path: epath.PathLike, vocab_fingerprint: str | None = None) ->
     if digest_of_folder(path) != fingerprint["dataset"]:
         raise UserError(f"files of {path} are missing or changed since it was prepared: restore it")
     return path
+
+
+def _check_apart(source: Source, named: dict[str, Source]) -> None:
+    """UserError where a named held-out set is a part of what is trained on."""
+    for name, part in named.items():
+        if both := sorted(set(part.origins) & set(source.origins)):
+            raise UserError(
+                f"held_out={name}={part.name}: {both[0]} is in source={source.name} too, so it "
+                "would be trained on: take it out of one of them"
+            )
 
 
 def _check_language(language: str) -> None:
@@ -255,11 +268,7 @@ def _local(out: epath.Path) -> Iterator[epath.Path]:
             return
         with tempfile.TemporaryDirectory() as folder:
             yield epath.Path(folder)
-            files = sorted(p for p in map(epath.Path, _walk(folder)) if p.name != FINGERPRINT)
-            for path in (*files, epath.Path(folder) / FINGERPRINT):
-                target = out / os.path.relpath(path, folder)
-                target.parent.mkdir(parents=True, exist_ok=True)
-                path.copy(target, overwrite=True)
+            _publish(epath.Path(folder), out)
     except OSError as error:
         if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
             reason = "the disk is full"
@@ -273,6 +282,19 @@ def _local(out: epath.Path) -> Iterator[epath.Path]:
         ) from error
 
 
+def _publish(folder: epath.Path, out: epath.Path) -> None:
+    """Copy a finished corpus to a remote folder, which is marked as unfinished meanwhile."""
+    out.mkdir(parents=True, exist_ok=True)
+    (out / UNFINISHED).write_text(_UNFINISHED_TEXT)
+    files = sorted(p for p in map(epath.Path, _walk(os.fspath(folder))) if p.name != FINGERPRINT)
+    for path in files:
+        target = out / os.path.relpath(path, folder)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        path.copy(target, overwrite=True)
+    (out / UNFINISHED).unlink()
+    (folder / FINGERPRINT).copy(out / FINGERPRINT, overwrite=True)
+
+
 def _walk(folder: str) -> Iterator[str]:
     for base, _, names in os.walk(folder):
         yield from (os.path.join(base, name) for name in names)
@@ -281,9 +303,7 @@ def _walk(folder: str) -> Iterator[str]:
 def _start(folder: epath.Path) -> None:
     """Mark the folder as unfinished and clear what an interrupted preparation left."""
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / UNFINISHED).write_text(
-        "This corpus is being prepared, or was interrupted: run bertjax.prepare again.\n"
-    )
+    (folder / UNFINISHED).write_text(_UNFINISHED_TEXT)
     for name in (CORPUS.split("/")[0], INDEX):
         shutil.rmtree(folder / name, ignore_errors=True)
     for name in (REPORT, VOCAB_FILE, CONFIG_FILE):

@@ -56,6 +56,7 @@ class Source:
     Attributes:
         name: the source as it was named.
         parts: readers of the parts that can be read apart from each other, such as files.
+        origins: what it consists of: the real paths of its files, or the names of datasets.
         size: bytes of all its files, None where unknown; the progress bar's total.
         reading: how it is read; its counts are those of the latest `documents()`.
     """
@@ -65,10 +66,12 @@ class Source:
         name: str,
         parts: Sequence[Reader],
         reading: Reading,
+        origins: Iterable[str],
         size: int | None = None,
     ) -> None:
         self.name = name
         self.parts = parts
+        self.origins = tuple(origins)
         self.size = size
         self.reading = reading
 
@@ -112,11 +115,11 @@ def open_source(spec: str, reading: Reading | None = None) -> Source:
     if "," in spec and not exists(path_of(spec)):
         return _mixture(spec, reading)
     if spec == "python_docs":
-        return Source(spec, [lambda _: map(iter, python_docs.documents())], reading)
+        return Source(spec, [lambda _: map(iter, python_docs.documents())], reading, [spec])
     if spec.startswith(("tfds:", "hub:")):
         from bertjax.data import dataset_sources  # heavy imports, only where they are needed
 
-        return Source(spec, [dataset_sources.reader(spec)], reading)
+        return Source(spec, [dataset_sources.reader(spec)], reading, [spec])
     return _files(spec, reading)
 
 
@@ -143,7 +146,7 @@ def _files(spec: str, reading: Reading) -> Source:
         raise UserError(f"{spec} has no fields: leave out ':{field}'")
 
     parts = [functools.partial(read_file, path, field, layouts[path]) for path in paths]
-    return Source(spec, parts, reading, sum(map(_size, paths)))
+    return Source(spec, parts, reading, map(_real, paths), sum(map(_size, paths)))
 
 
 def _split_field(spec: str) -> tuple[str, str]:
@@ -267,9 +270,11 @@ def _mixture(spec: str, reading: Reading) -> Source:
     if any(weights) and not all(weights):
         raise UserError(f"give a share (SOURCE@SHARE) to every source of {spec!r}, or to none")
     sources = [open_source(match[1], reading) for match in parts]
+    origins = [origin for source in sources for origin in source.origins]
     size = None if any(s.size is None for s in sources) else sum(s.size for s in sources)
     if not any(weights):
-        return Source(spec, [part for source in sources for part in source.parts], reading, size)
+        together = [part for source in sources for part in source.parts]
+        return Source(spec, together, reading, origins, size)
     try:
         shares = [float(weight) for weight in weights]
     except ValueError:
@@ -277,7 +282,7 @@ def _mixture(spec: str, reading: Reading) -> Source:
     if min(shares) <= 0:
         raise UserError(f"shares must be above 0: change {spec!r}")
     parts = [source.parts for source in sources]
-    return Source(spec, [functools.partial(_interleave, spec, parts, shares)], reading)
+    return Source(spec, [functools.partial(_interleave, spec, parts, shares)], reading, origins)
 
 
 def _interleave(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import difflib
 import itertools
 import os
@@ -36,7 +37,9 @@ def reader(spec: str) -> Callable[[Reading], Iterator[Document]]:
         raise UserError(f"source {spec!r} is not {kind}:{owner}NAME[/CONFIG]:SPLIT[:FIELD]")
     name, split, field = match["name"], match["split"], match["field"] or "text"
     if kind == "hub":
-        return lambda reading: _documents(_hub_rows(name, split), field, spec)
+        return lambda reading: _documents(
+            _hub_rows(_hub_dataset(name, split), name, split), field, spec
+        )
     folder = find_tfds(name)
     return lambda reading: _documents(_tfds_rows(folder, split, spec), field, spec)
 
@@ -169,7 +172,8 @@ def _tfds_rows(folder: epath.Path, split: str, spec: str) -> Iterator[dict[str, 
 # Hugging Face hub
 
 
-def _hub_rows(name: str, split: str) -> Iterator[dict[str, Any]]:
+def _hub_dataset(name: str, split: str) -> Any:
+    """A datasets.IterableDataset. UserError where the library, the dataset or the network lacks."""
     try:
         import datasets
     except ImportError:
@@ -179,8 +183,19 @@ def _hub_rows(name: str, split: str) -> Iterator[dict[str, Any]]:
     path, config = name, None
     if not os.path.isdir(name) and name.count("/") == 2:
         path, _, config = name.rpartition("/")
+    with _hub_errors(name, split):
+        return datasets.load_dataset(path, config, split=split, streaming=True)
+
+
+def _hub_rows(dataset: Any, name: str, split: str) -> Iterator[dict[str, Any]]:
+    with _hub_errors(name, split):
+        yield from dataset
+
+
+@contextlib.contextmanager
+def _hub_errors(name: str, split: str) -> Iterator[None]:
     try:
-        yield from datasets.load_dataset(path, config, split=split, streaming=True)
+        yield
     except UserError:
         raise
     except Exception as error:  # the library's errors have no common class
@@ -195,7 +210,8 @@ def _hub_rows(name: str, split: str) -> Iterator[dict[str, Any]]:
 
 
 def labelled_rows(spec: str) -> Iterator[dict[str, Any]]:
-    """Rows of 'tfds:NAME/CONFIG:SPLIT' or 'hub:NAME/CONFIG:SPLIT', classes by name.
+    """Rows of 'tfds:NAME/CONFIG:SPLIT' or 'hub:NAME/CONFIG:SPLIT', classes by name, also those in
+    lists.
 
     A class of -1, which datasets give to hidden labels, is None.
 
@@ -206,31 +222,28 @@ def labelled_rows(spec: str) -> Iterator[dict[str, Any]]:
     if not match or match["field"]:
         raise UserError(f"source {spec!r} is not {spec.partition(':')[0]}:NAME[/CONFIG]:SPLIT")
     if spec.startswith("hub:"):
-        rows = _hub_rows(match["name"], match["split"])
-        classes = _hub_classes(match["name"], match["split"])
+        dataset = _hub_dataset(match["name"], match["split"])
+        rows, features = _hub_rows(dataset, match["name"], match["split"]), dataset.features or {}
     else:
         import tensorflow_datasets as tfds
 
         folder = find_tfds(match["name"])
         features = tfds.builder_from_directory(folder).info.features
         rows = _tfds_rows(folder, match["split"], spec)
-        classes = {
-            name: feature.names
-            for name, feature in features.items()
-            if isinstance(feature, tfds.features.ClassLabel)
-        }
+    classes = {name: names for name, feature in features.items() if (names := _classes(feature))}
     for row in rows:
-        named = {
-            name: names[row[name]] if row[name] >= 0 else None for name, names in classes.items()
-        }
-        yield {**row, **named}
+        yield {**row, **{name: _named(row[name], names) for name, names in classes.items()}}
 
 
-def _hub_classes(name: str, split: str) -> dict[str, list[str]]:
-    import datasets
+def _classes(feature: Any) -> list[str] | None:
+    """Names of a ClassLabel or of a sequence of them, of TFDS or of the hub; None of others."""
+    feature = getattr(feature, "feature", feature)
+    return feature.names if type(feature).__name__ == "ClassLabel" else None
 
-    path, config = name, None
-    if not os.path.isdir(name) and name.count("/") == 2:
-        path, _, config = name.rpartition("/")
-    features = datasets.load_dataset(path, config, split=split, streaming=True).features or {}
-    return {n: f.names for n, f in features.items() if isinstance(f, datasets.ClassLabel)}
+
+def _named(value: Any, names: list[str]) -> Any:
+    if value is None:
+        return None
+    if np.ndim(value):
+        return [_named(part, names) for part in value]
+    return names[value] if value >= 0 else None

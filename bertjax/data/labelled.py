@@ -27,7 +27,7 @@ def is_dataset(source: str) -> bool:
 
 def read_text(source: str) -> str:
     """The text of a UTF-8 file. UserError where there is none, or at which byte it is not UTF-8."""
-    path = epath.Path(source)
+    path = epath.Path(source).expanduser()
     try:
         return path.read_bytes().decode("utf-8-sig")
     except (FileNotFoundError, NotADirectoryError):

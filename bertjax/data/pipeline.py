@@ -12,7 +12,6 @@ import contextlib
 import hashlib
 import multiprocessing
 import os
-import shutil
 from collections.abc import Callable, Iterable, Iterator
 from concurrent import futures
 from typing import Any
@@ -20,11 +19,12 @@ from typing import Any
 from etils import epath
 
 from bertjax.data import encoder as encoding
+from bertjax.data import report as reporting
 from bertjax.data.corpus import Source
 from bertjax.data.encoder import EncodedChunk, Encoder, Piece, digest64
 from bertjax.data.reading import Reading
 from bertjax.data.report import Statistics
-from bertjax.data.storage import CORPUS, INDEX, SplitWriter, write_metadata
+from bertjax.data.storage import SplitWriter, write_metadata
 from bertjax.errors import UserError
 
 CHUNK = 1 << 17  # characters in a chunk
@@ -182,8 +182,6 @@ def build(
     choose: Chooser,
 ) -> tuple[Statistics, Figures]:
     """Write every split. The statistics are those of `source`, not of the named held-out sets."""
-    for name in (CORPUS, INDEX):
-        shutil.rmtree(folder / name, ignore_errors=True)
     if processes == 0:
         small = source.name == "python_docs" or (source.size or SMALL) < SMALL
         processes = 1 if small else os.cpu_count() or 1
@@ -200,6 +198,8 @@ def build(
             for chunk in watched(encoded, part, name or "corpus", progress):
                 _store(chunk, splits, target)
             target.counts.update(part.reading.counts)
+            if name:
+                part.reading.notes += reporting.counted(target.counts, f"held-out set {name}: ")
             if not target.documents.total:
                 raise UserError(
                     f"{part.name} has no text ({target.counts['empty_files']} empty files, "

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from typing import Any
 
@@ -35,7 +36,10 @@ def read_questions(source: str) -> tuple[list[Question], list[str]]:
         UserError: the file has another form; the message names the first place.
     """
     if is_dataset(source) or epath.Path(source).suffix.lower() in OBJECTS:
-        questions = [_question_of_row(row, i) for i, row in enumerate(_rows(source))]
+        questions = [
+            _question_of_row(row, f"{source}, {place}", number)
+            for number, (place, row) in enumerate(_rows(source))
+        ]
     else:
         try:
             content = json.loads(read_text(source))
@@ -50,6 +54,12 @@ def read_questions(source: str) -> tuple[list[Question], list[str]]:
             ) from None
     if not questions:
         raise UserError(f"{source} holds no question")
+    ids = Counter(question.id for question in questions)
+    if len(ids) < len(questions):
+        raise UserError(
+            f"{source}: {ids.most_common(1)[0][1]} questions have the id "
+            f"'{ids.most_common(1)[0][0]}', by which answers are told apart: give each its own"
+        )
     none = sum(q.labelled and not q.answers for q in questions)
     contexts = len({q.context for q in questions})
     note = f"{source}: {len(questions):,} questions to {contexts:,} contexts"
@@ -82,13 +92,14 @@ def _text(value: Any) -> str:
     return value
 
 
-def _rows(source: str) -> Iterable[dict[str, Any]]:
+def _rows(source: str) -> Iterable[tuple[str, dict[str, Any]]]:
+    """(place, row) of each question."""
     if is_dataset(source):
-        return dataset_rows(source)
-    return [row for _, row in objects(source, read_text(source))]
+        return [(f"row {number}", row) for number, row in enumerate(dataset_rows(source))]
+    return objects(source, read_text(source))
 
 
-def _question_of_row(row: dict[str, Any], number: int) -> Question:
+def _question_of_row(row: dict[str, Any], place: str, number: int) -> Question:
     """A row {question, context[, id, answers: {text: [...], answer_start: [...]}]}.
 
     Raises:
@@ -96,9 +107,7 @@ def _question_of_row(row: dict[str, Any], number: int) -> Question:
     """
     for key in ("question", "context"):
         if not isinstance(row.get(key), str):
-            raise UserError(
-                f"row {number} has no text {key!r}: question, context and answers are needed"
-            )
+            raise UserError(f"{place}: no text {key!r}; question, context and answers are needed")
     found = row.get("answers")
     try:
         if isinstance(found, dict):
@@ -108,7 +117,7 @@ def _question_of_row(row: dict[str, Any], number: int) -> Question:
             pairs = _answers(found or ())
     except (KeyError, TypeError, ValueError, OverflowError) as error:
         raise UserError(
-            f"row {number} has answers {found!r:.60}: {{text: [...], answer_start: [...]}} are "
+            f"{place}: answers {found!r:.60}; {{text: [...], answer_start: [...]}} are "
             f"needed ({type(error).__name__} {error})"
         ) from None
     question, context = row["question"], row["context"]

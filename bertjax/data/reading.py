@@ -8,6 +8,7 @@ import gzip
 import itertools
 import json
 import re
+import zlib
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, BinaryIO
@@ -103,7 +104,7 @@ def _blocks(path: epath.Path, reading: Reading) -> Iterator[bytes]:
                 reading.bytes_read += raw.tell() - position
                 position = raw.tell()
                 yield block
-    except (EOFError, gzip.BadGzipFile, OSError) as error:
+    except (EOFError, zlib.error, OSError) as error:  # BadGzipFile is an OSError
         if path.suffix.lower() in COMPRESSED:
             raise UserError(
                 f"{path} is cut short or damaged ({error}): fetch or compress it again"
@@ -358,7 +359,7 @@ def _read_parquet(path: epath.Path, field: str, reading: Reading) -> Iterator[An
                 for value in batch.column(0).to_pylist():
                     yield check_text(value, field, str(path))
         reading.bytes_read += path.stat().length
-    except (pyarrow.ArrowException, EOFError, OSError) as error:
+    except (pyarrow.ArrowException, EOFError, zlib.error, OSError) as error:
         reason = str(error).partition("\n")[0]
         raise UserError(
             f"{path} is cut short or no Parquet file ({reason}): fetch it again"

@@ -88,8 +88,8 @@ class Statistics:
         self.lines.add(chunk.lines)
         self.unknown += chunk.unknown
         self.characters += chunk.characters
-        for piece in chunk.pieces:
-            self.lengths[: 2**16] += np.bincount(piece.lengths, minlength=2**16)
+        lengths = np.concatenate([piece.lengths for piece in chunk.pieces])
+        self.lengths += np.bincount(lengths, minlength=len(self.lengths))
 
     def add_document(self, digest: int, sentences: int) -> None:
         self.documents.add(np.array([digest], np.uint64))
@@ -197,8 +197,12 @@ def warnings(report: Mapping[str, Any]) -> list[str]:
         )
     if lacks_words(report):
         found.append(NO_WORDS)
-    found += [f"{number:,} {_WORDS[name]}" for name, number in report["counts"].items() if number]
-    return found
+    return found + counted(report["counts"])
+
+
+def counted(counts: Mapping[str, int], before: str = "") -> list[str]:
+    """A sentence for each thing that was met in reading and encoding."""
+    return [f"{before}{number:,} {_WORDS[name]}" for name, number in counts.items() if number]
 
 
 def render(report: Mapping[str, Any]) -> str:

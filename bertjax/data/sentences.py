@@ -29,18 +29,19 @@ def read_conll(
     """Sentences of a file with a word a line, columns by tabs or blanks, and the notes.
 
     A line of white space ends a sentence; -DOCSTART- begins a document, or where there is none two
-    such lines in a row; '#' begins a comment where the line has no other column. Columns are
-    numbers, negative from the end. A file whose lines have one column has no labels.
+    such lines in a row. A line that begins with '#' and has another number of columns than the
+    first one without is a comment. Columns are numbers, negative from the end. A file whose lines
+    have one column has no labels.
 
     Raises:
-        UserError: a line with fewer columns than the ones before it.
+        UserError: a line with another number of columns, or without a label.
     """
     text = read_text(source)
     split_tabs = any("\t" in line.strip() for line in text.split("\n", 200)[:200])
     sentences: list[Sentence] = []
     words: list[str] = []
     labels: list[str] = []
-    begin, width, comments, blanks = 1, 0, 0, 0
+    begin, comments, blanks = 1, 0, 0
     started = bool(re.search(r"^-DOCSTART-", text, re.MULTILINE))
     document = 0
 
@@ -51,29 +52,32 @@ def read_conll(
             words.clear()
             labels.clear()
 
-    for number, line in enumerate(lines_of(text), 1):
-        # Blanks are space and tab: a no-break or zero-width character may be a word.
-        line = line.strip(" ")
-        fields = re.split("\t" if split_tabs else "[ \t]+", line) if line.strip(" \t") else []
+    lines = [_fields(line, split_tabs) for line in lines_of(text)]
+    widths = [len(fields) for fields in lines if fields and fields[0] != "-DOCSTART-"]
+    plain = (len(x) for x in lines if x and x[0] != "-DOCSTART-" and not x[0].startswith("#"))
+    width = next(plain, widths[0] if widths else 0)
+    for number, fields in enumerate(lines, 1):
         if not fields or fields[0] == "-DOCSTART-":
             end()
             blanks = 0 if fields else blanks + 1
             document += bool(fields) or (not started and blanks == 2)
             continue
-        if fields[0].startswith("#") and len(fields) == 1 and width > 1:
+        if fields[0].startswith("#") and len(fields) != width:
             comments += 1
             continue
         if not words:
             begin, blanks = number, 0
-        width = width or len(fields)
-        if len(fields) < width:
+        if len(fields) != width:
             raise UserError(
                 f"{source}, line {number}: {len(fields)} column(s) where others have {width}: "
-                "complete the line, or leave it blank to end the sentence"
+                "mend the line (a word with blanks in it needs tabs between all columns), or leave "
+                "it blank to end the sentence"
             )
         words.append(fields[_column(word_column, width, source)].strip(" "))
         if width > 1:
             labels.append(fields[_column(label_column, width, source)].strip(" "))
+            if not labels[-1]:
+                raise UserError(f"{source}, line {number}: no label: give the word one (O if none)")
     end()
     if not sentences:
         raise UserError(f"{source} holds no sentence")
@@ -87,6 +91,14 @@ def read_conll(
     if comments:
         notes.append(f"{source}: {comments} comment lines are left out")
     return sentences, notes
+
+
+def _fields(line: str, split_tabs: bool) -> list[str]:
+    """Columns of a line, none of a blank one. Blanks are space and tab: a no-break or zero-width
+    character may be a word."""
+    if not line.strip(" \t"):
+        return []
+    return line.strip(" ").split("\t") if split_tabs else re.split("[ \t]+", line.strip(" \t"))
 
 
 def _column(spec: str, width: int, source: str) -> int:
@@ -118,7 +130,8 @@ def read_sentences(
                 f"{source}, {place}: {len(row)} words have {len(tags)} labels: give each word one"
             )
         if row:
-            tags = None if tags is None else tuple(map(str, tags))
+            hidden = tags is None or None in tags
+            tags = None if hidden else tuple(map(str, tags))
             document = None if document is None else str(document)
             sentences.append(Sentence(tuple(map(str, row)), tags, place, document))
     if len(sentences) < len(words):

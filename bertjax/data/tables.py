@@ -84,13 +84,17 @@ class Table:
         return [row[number] for row in self.rows]
 
 
-def read_table(source: str, *, header: str = "auto", named: Sequence[str] = ()) -> Table:
+def read_table(
+    source: str, *, header: str = "auto", named: Sequence[str] = (), like: Table | None = None
+) -> Table:
     """A table from .csv, .jsonl (.ndjson), a dataset, or else tab-separated values.
 
     Args:
         source: a file or a dataset.
         header: 'yes', 'no', or 'auto': decided by `looks_like_header`.
         named: the columns that will be asked for, which a header would hold.
+        like: the training table of the same data; where this one's header is doubtful, that
+            one's is not.
 
     Raises:
         UserError: nothing readable, or a row that is malformed.
@@ -103,7 +107,14 @@ def read_table(source: str, *, header: str = "auto", named: Sequence[str] = ()) 
         return _jsonl(source, text)
     notes: list[str] = []
     rows = _csv_rows(source, text) if kind == ".csv" else _tsv_rows(source, text, notes)
-    return _with_header(source, rows, notes, header, named)
+    if not rows:
+        raise UserError(f"{source} holds no row")
+    if header == "auto":
+        has_header = _has_header([fields for _, fields in rows], named, like)
+        how = "as it looks; config.data.header=yes or no overrules"
+    else:
+        has_header, how = header == "yes", "as told"
+    return _with_header(source, rows, notes, has_header, how)
 
 
 def _tsv_rows(source: str, text: str, notes: list[str]) -> list[tuple[str, list[str]]]:
@@ -147,7 +158,7 @@ def looks_like_header(first: Sequence[str], others: Sequence[Sequence[str]]) -> 
             return False
     if len(set(first)) < len(first):
         return False
-    if {cell.strip().lower() for cell in first} & _KNOWN_COLUMNS:
+    if _has_known_name(first):
         return True
     for number, cell in enumerate(first):
         values = [row[number] for row in others if number < len(row)]
@@ -156,6 +167,19 @@ def looks_like_header(first: Sequence[str], others: Sequence[Sequence[str]]) -> 
         if cell not in values and (repeated or numeric):
             return True
     return False
+
+
+def _has_known_name(first: Sequence[str]) -> bool:
+    return bool({cell.strip().lower() for cell in first} & _KNOWN_COLUMNS)
+
+
+def _has_header(rows: Sequence[Sequence[str]], named: Sequence[str], like: Table | None) -> bool:
+    first = rows[0]
+    asked = {part for spec in named for part in spec.split("|") if not re.fullmatch(r"-?\d+", part)}
+    if asked & set(first) or (like is not None and like.named and tuple(first) == like.columns):
+        return True
+    # Few rows say little: beside a training table only the usual names are believed.
+    return looks_like_header(first, rows[1:]) and (like is None or _has_known_name(first))
 
 
 def _numeric(cell: str) -> bool:
@@ -170,24 +194,16 @@ def _with_header(
     source: str,
     placed: list[tuple[str, list[str]]],
     notes: list[str],
-    header: str,
-    named: Sequence[str],
+    has_header: bool,
+    how: str,
 ) -> Table:
-    if not placed:
-        raise UserError(f"{source} holds no row")
+    """The table; `how` says why its first row is, or is not, a header."""
     places, rows = [place for place, _ in placed], [fields for _, fields in placed]
-    first = rows[0]
-    asked = {part for spec in named for part in spec.split("|") if not re.fullmatch(r"-?\d+", part)}
-    has_header = header == "yes" or (
-        header == "auto" and (bool(asked & set(first)) or looks_like_header(first, rows[1:]))
-    )
+    columns = tuple(map(str, range(len(rows[0]))))
     if has_header:
-        places, rows, columns = places[1:], rows[1:], tuple(first)
+        columns, places, rows = tuple(rows[0]), places[1:], rows[1:]
         if not rows:
             raise UserError(f"{source} holds a header ({', '.join(columns)}) and no row")
-    else:
-        columns = tuple(map(str, range(len(first))))
-    how = "as told" if header != "auto" else "as it looks; config.data.header=yes or no overrules"
     what = f"the first line is {'a header' if has_header else 'a row, not a header'} ({how})"
     notes.append(f"{source}: {len(rows):,} rows, columns {', '.join(columns)}; {what}")
     longer = [place for place, row in zip(places, rows, strict=True) if len(row) > len(columns)]

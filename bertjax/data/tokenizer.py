@@ -135,7 +135,7 @@ class Tokenizer:
         Raises:
             UserError: nothing usable at `path`, or an override that contradicts the folder.
         """
-        path = epath.Path(path)
+        path = epath.Path(path).expanduser()
         folder = path if path.is_dir() else path.parent
         vocab_path = folder / VOCAB_FILE if path.is_dir() else path
         settings: dict[str, Any] = {}

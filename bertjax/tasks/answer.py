@@ -54,20 +54,20 @@ def read(config: config_dict.ConfigDict, split: str, source: str) -> Examples:
     for question in questions:
         if not question.context.strip() or not question.question.strip():
             raise UserError(f"{source}: question '{question.id}' has an empty question or context")
-    labelled = all(question.labelled for question in questions)
-    if not labelled:
-        if not split.startswith("test"):
-            raise UserError(f"{source} has no answers, but is config.data.{split}")
+    unlabelled = [question for question in questions if not question.labelled]
+    if unlabelled and (not split.startswith("test") or len(unlabelled) < len(questions)):
+        raise UserError(
+            f"{source}: question '{unlabelled[0].id}' has no answers ({len(unlabelled)} of "
+            f"{len(questions)} have none): complete them, or leave them out"
+        )
+    if unlabelled:
         notes.append(f"{source} has no answers: it gets predictions, not scores")
-    limit = config.data.limit if split == "train" else config.data.eval_examples
-    if limit and limit < len(questions):
-        chosen = np.arange(limit)
-        if split == "train":
-            chosen = finetune.draw(len(questions), limit, config.seed)
-        notes.append(f"{source}: {limit} of {len(questions)} questions are used")
+    chosen = finetune.drawn(len(questions), split, config)
+    if len(chosen) < len(questions):
+        notes.append(f"{source}: {len(chosen)} of {len(questions)} questions are used")
         questions = [questions[i] for i in chosen]
     finetune.say_all(notes)
-    return Examples(source, questions, labelled)
+    return Examples(source, questions, not unlabelled)
 
 
 def locate(question: Question) -> tuple[int, int] | None:

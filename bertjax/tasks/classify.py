@@ -74,7 +74,9 @@ def from_config(
     """The task of a resolved config, after `prepare_data`; fills in model.vocab_size."""
     smoke.use(config, workdir)
     sources = finetune.split_sources(config)
-    splits = {split: read(config, split, source) for split, source in sources.items()}
+    splits: dict[str, Examples] = {}
+    for split, source in sources.items():  # the training set first
+        splits[split] = read(config, split, source, splits.get("train"))
     tokenizer = finetune.find_tokenizer(config, workdir, tokenizer)
     names, fresh = _settle_labels(config, splits, known_labels)
     task = Classify(config, tokenizer, splits, names)
@@ -87,6 +89,9 @@ def _settle_labels(
 ) -> tuple[tuple[str, ...], bool]:
     """The labels by the order of the outputs (none for a regression), and whether the head of the
     checkpoint cannot be used."""
+    if config.data.glue:
+        kept = () if config.new_head else known or ()
+        glue.check(config.data.glue, config.data.problem_type, kept)
     if config.data.problem_type == REGRESSION:
         return (), known is not None
     train = splits.get("train")
@@ -101,7 +106,8 @@ def _settle_labels(
     elif known is None:
         raise UserError("config.data.train is empty, and no checkpoint says what the labels are")
     spec = glue.TASKS.get(config.data.glue)
-    if spec and known is None and found <= set(spec.labels):
+    if spec and known is None:
+        glue.check(config.data.glue, config.data.problem_type, found)
         return spec.labels, False
     names, fresh = labels.settle(found, known, config.new_head, config.init_from)
     if train is not None and not fresh:

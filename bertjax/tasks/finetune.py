@@ -21,13 +21,13 @@ from ml_collections import config_dict
 from bertjax.config import stderr
 from bertjax.data.buckets import LengthBuckets
 from bertjax.data.tokenizer import Tokenizer
-from bertjax.data.tokenizer_files import VOCAB_FILE
 from bertjax.errors import UserError
-from bertjax.tasks.task import Batch, Rows, Task, bert_step_flops
+from bertjax.tasks.task import Batch, Rows, Task, bert_step_flops, steps_of
 from bertjax.train.loss import IGNORED
 
 # In a workdir: the vocabulary that a run without init_from has learnt, and what it predicted.
 VOCABULARY, PREDICTIONS = "vocabulary", "predictions"
+REQUEST = "request.json"  # beside that vocabulary: what it was learnt from
 PLACES_NAMED = 3
 
 
@@ -76,10 +76,15 @@ def split_sources(config: config_dict.ConfigDict) -> dict[str, str]:
     for split in ("validation", "test"):
         for part in re.split(r",(?=\w+=)", config.data[split]):
             name, equals, source = part.partition("=")
-            if equals and re.fullmatch(r"\w+", name):
-                sources[f"{split}_{name}"] = source
-            elif part:
-                sources[split] = part
+            named = bool(equals and re.fullmatch(r"\w+", name))
+            key = f"{split}_{name}" if named else split
+            if key in sources:
+                raise UserError(
+                    f"config.data.{split}={config.data[split]} gives two sets one name: write "
+                    "FILE, or NAME=FILE,NAME=FILE with different names"
+                )
+            if part:
+                sources[key] = source if named else part
     if not sources:
         raise UserError(
             f"config.task={config.task} needs labelled data: set --config.data.train=FILE and "
@@ -102,15 +107,18 @@ def places(found: Sequence[str]) -> str:
 
 def learn_vocabulary(config: config_dict.ConfigDict, workdir: str, texts: Iterable[str]) -> None:
     """With data.vocab=train:SIZE, learn the vocabulary of `texts` into the workdir, once."""
-    folder = epath.Path(workdir) / VOCABULARY
-    wanted = config.data.vocab
-    if not wanted.startswith("train:") or (folder / VOCAB_FILE).exists():
+    folder, data = epath.Path(workdir) / VOCABULARY, config.data
+    if not data.vocab.startswith("train:"):
         return
-    size = wanted.removeprefix("train:")
+    size = data.vocab.removeprefix("train:")
     if not size.isdigit():
-        raise UserError(f"config.data.vocab={wanted}: train: needs a size, such as train:8000")
-    tokenizer = Tokenizer.train(texts, int(size), do_lower_case=config.data.lower_case)
-    tokenizer.save(folder)
+        raise UserError(f"config.data.vocab={data.vocab}: train: needs a size, such as train:8000")
+    request = folder / REQUEST
+    wanted = {"vocab": data.vocab, "train": data.train, "lower_case": data.lower_case}
+    if request.exists() and json.loads(request.read_text()) == wanted:
+        return
+    Tokenizer.train(texts, int(size), do_lower_case=data.lower_case).save(folder)
+    request.write_text(json.dumps(wanted))
 
 
 def find_tokenizer(
@@ -129,7 +137,7 @@ def find_tokenizer(
                 "(or, for random weights, --config.data.vocab=FILE or train:SIZE)"
             )
         own = epath.Path(workdir) / VOCABULARY
-        tokenizer = Tokenizer.load(own if vocab.startswith("train:") else vocab)
+        tokenizer = load_vocabulary(own if vocab.startswith("train:") else vocab, config)
     config.data.lower_case = tokenizer.settings["do_lower_case"]
     if config.model.vocab_size == 0:
         config.model.vocab_size = tokenizer.vocab_size
@@ -141,11 +149,23 @@ def find_tokenizer(
     return tokenizer
 
 
-def draw(count: int, limit: int, seed: int) -> np.ndarray:
-    """The numbers, ascending, of `limit` of `count` examples drawn by the seed; 0 = all."""
+def load_vocabulary(path: epath.PathLike, config: config_dict.ConfigDict) -> Tokenizer:
+    """A given vocabulary. It decides on lower-casing; data.lower_case=False turns that off."""
+    tokenizer = Tokenizer.load(path, do_lower_case=None if config.data.lower_case else False)
+    if config.data.lower_case and not tokenizer.settings["do_lower_case"]:
+        stderr(f"{path} is a vocabulary for text with capitals: nothing is lower-cased")
+    return tokenizer
+
+
+def drawn(count: int, split: str, config: config_dict.ConfigDict) -> np.ndarray:
+    """The numbers, ascending, of the examples that are used of `count`: of a training set
+    data.limit, drawn by the seed, of others the first data.eval_examples; 0 = all."""
+    limit = config.data.limit if split == "train" else config.data.eval_examples
     if not limit or limit >= count:
         return np.arange(count)
-    return np.sort(np.random.default_rng(seed).choice(count, limit, replace=False))
+    if split != "train":
+        return np.arange(limit)
+    return np.sort(np.random.default_rng(config.seed).choice(count, limit, replace=False))
 
 
 class FineTune(Task):
@@ -184,11 +204,17 @@ class FineTune(Task):
                 f"config.train.metric={metric} is no figure of task {self.name}: choose from "
                 f"{', '.join(self.figures)}"
             )
-        self.best_metric = (f"validation/{metric}", self.figures[metric])
+        held_out = [split for split in self.eval_splits if split.startswith("validation")]
+        self.best_metric = (f"{(held_out or ['validation'])[0]}/{metric}", self.figures[metric])
+        if train.patience and not held_out:
+            raise UserError(
+                f"config.train.patience={train.patience} needs config.data.validation: "
+                "set it, or patience to 0"
+            )
         self.train_steps = train.steps
         if "train" in rows:
             per_epoch = self._buckets["train"].steps_per_epoch
-            self.train_steps = train.steps or round(train.epochs * per_epoch)
+            self.train_steps = train.steps or steps_of(train.epochs, per_epoch)
             if self.train_steps < 1:
                 raise UserError(
                     f"config.train.steps={train.steps} and config.train.epochs={train.epochs} "

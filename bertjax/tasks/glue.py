@@ -6,8 +6,10 @@ Column specs name the columns of the datasets first and those of the task's own 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
+
+from bertjax.errors import UserError
 
 
 @dataclasses.dataclass(frozen=True)
@@ -75,10 +77,27 @@ def label_name(task: GlueTask, label: str) -> str:
     return task.labels[int(label)] if label.isdigit() and int(label) < len(task.labels) else label
 
 
+def check(name: str, problem_type: str, labels: Iterable[str]) -> None:
+    """UserError where a task cannot give a submission file: other labels, or another kind."""
+    task = TASKS[name]
+    kind = "single_label" if task.labels else "regression"
+    if problem_type != kind:
+        raise UserError(
+            f"config.data.problem_type={problem_type}, but config.data.glue={name} is {kind}: "
+            "change one of them"
+        )
+    if unknown := sorted(set(labels) - set(task.labels)):
+        raise UserError(
+            f"config.data.glue={name} has the labels {', '.join(task.labels)}, but there is "
+            f"'{unknown[0]}': name them so, or set config.data.glue to ''"
+        )
+
+
 def submission(task: GlueTask, split: str, predictions: list[Any]) -> tuple[str, str]:
     """(file name, content) of a submission for gluebenchmark.com from label names or scores."""
-    name = task.file
-    if split.endswith("mismatched"):
+    further = split.removeprefix("test").removeprefix("_")
+    name = f"{task.file}-{further}" if further else task.file
+    if further == "mismatched":
         name = "MNLI-mm"
     lines = ["index\tprediction"]
     for i, value in enumerate(predictions):

@@ -30,7 +30,7 @@ from bertjax.data.store import PreparedCorpus
 from bertjax.data.tokenizer import SPECIAL_TOKENS, Tokenizer
 from bertjax.errors import UserError
 from bertjax.model.heads import BertForPreTraining
-from bertjax.tasks.task import Batch, Mean, Rows, Task, bert_step_flops
+from bertjax.tasks.task import Batch, Mean, Rows, Task, bert_step_flops, steps_of
 from bertjax.train.loss import accuracy, cross_entropy, ignore_labels
 
 EVAL_MASK_RATE = 0.15
@@ -74,9 +74,12 @@ def prepare_data(config: config_dict.ConfigDict, workdir: str, tokenizer: Tokeni
         kept = epath.Path(workdir) / "vocabulary"
         tokenizer.save(kept)
         vocab = str(kept)
+    # A given vocabulary decides on lower-casing, unless that is turned off.
+    given = not vocab.startswith("train:")
+    lower_case = None if given and data.lower_case else data.lower_case
     with display() as shown:
         builder.prepare(
-            source, vocab, folder, lower_case=data.lower_case, language=data.language,
+            source, vocab, folder, lower_case=lower_case, language=data.language,
             held_out=data.held_out, seq_length=data.seq_length, progress=shown,
         )  # fmt: skip
     request.write_text(json.dumps(wanted))
@@ -190,7 +193,7 @@ class Pretrain(Task):
         self._loaders = {split: self._open_split(split) for split in self._corpora}
         self._sequences_per_row = self._loaders["train"].sequences_per_row
         rows = self._loaders["train"].rows_per_epoch
-        self.train_steps = steps.steps or int(steps.epochs * rows / data.batch_size)
+        self.train_steps = steps.steps or steps_of(steps.epochs, rows / data.batch_size)
         if self.train_steps < 1:
             raise UserError(
                 f"config.train.steps={steps.steps} and config.train.epochs={steps.epochs} make no "

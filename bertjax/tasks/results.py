@@ -129,7 +129,7 @@ def tag_figures(
     ]
     figures = {"accuracy": sum(a == b for a, b in pairs) / len(pairs)}
     if metric != "accuracy":
-        gold, guess = _spans(labels), _spans(predictions)
+        gold, guess = spans(labels), spans(predictions)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             for name in ("precision", "recall", "f1"):
@@ -138,7 +138,7 @@ def tag_figures(
     return figures
 
 
-def _spans(tags: list[list[str]]) -> list[list[str]]:
+def spans(tags: list[list[str]]) -> list[list[str]]:
     """M (middle) as I and the letters of BILOU as those of IOBES, which seqeval knows."""
     letters = {"M": "I", "L": "E", "U": "S"}
 
@@ -154,7 +154,7 @@ def entity_report(labels: list[list[str]], predictions: list[list[str]]) -> str:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         return seqeval.metrics.classification_report(
-            _spans(labels), _spans(predictions), digits=4, zero_division=0
+            spans(labels), spans(predictions), digits=4, zero_division=0
         )
 
 

@@ -69,12 +69,9 @@ def read(config: config_dict.ConfigDict, split: str, source: str) -> Examples:
         notes.append(f"{source} has no labels: it gets predictions, not scores")
     if data.document_context:
         notes.append(_documents(source, sentences))
-    limit = data.limit if split == "train" else data.eval_examples
-    chosen = np.arange(min(limit or len(sentences), len(sentences)))
+    chosen = finetune.drawn(len(sentences), split, config)
     if len(chosen) < len(sentences):
-        if split == "train":
-            chosen = finetune.draw(len(sentences), limit, config.seed)
-        notes.append(f"{source}: {limit} of {len(sentences)} sentences are used")
+        notes.append(f"{source}: {len(chosen)} of {len(sentences)} sentences are used")
     finetune.say_all(notes)
     return Examples(source, [sentences[i] for i in chosen], labelled, sentences, chosen)
 

@@ -26,7 +26,8 @@ class Examples:
     """A split as it was read. `targets` is None where it has no labels.
 
     texts, pairs: strings; targets: a label, a tuple of labels, or a number for each; labels: the
-    names of the whole source, also of rows that are not drawn, none of a regression.
+    names of the whole source, also of rows that are not drawn, none of a regression; table: what
+    they were read from.
     """
 
     source: str
@@ -35,16 +36,27 @@ class Examples:
     targets: list[Any] | None
     places: list[str]
     labels: frozenset[str] = frozenset()
+    table: Table | None = None
 
 
-def read(config: config_dict.ConfigDict, split: str, source: str) -> Examples:
-    """The examples of a split; says what was decided. UserError for what cannot be used."""
+def read(
+    config: config_dict.ConfigDict, split: str, source: str, train: Examples | None = None
+) -> Examples:
+    """The examples of a split; says what was decided. UserError for what cannot be used.
+
+    `train`, the training examples, helps to tell whether the source has a header.
+    """
     data = config.data
     spec = glue.TASKS.get(data.glue)
     if data.glue and spec is None:
         raise UserError(f"config.data.glue={data.glue} is not one of {', '.join(glue.TASKS)}")
     asked = [data.text_column, data.pair_column, data.label_column]
-    table = read_table(source, header=data.header, named=[name for name in asked if name])
+    table = read_table(
+        source,
+        header=data.header,
+        named=[name for name in asked if name],
+        like=train.table if train else None,
+    )
     texts = _strings(table, data.text_column, "data.text_column")
     pairs = _strings(table, data.pair_column, "data.pair_column") if data.pair_column else None
     targets = _targets(config, table, split, spec)
@@ -54,14 +66,12 @@ def read(config: config_dict.ConfigDict, split: str, source: str) -> Examples:
         finetune.say_all(
             [f"warning: {source}: {len(empty)} empty texts ({finetune.places(empty)})"]
         )
-    examples = Examples(source, texts, pairs, targets, table.places, label_names(config, targets))
-    limit = data.limit if split == "train" else data.eval_examples
-    if not limit or limit >= len(texts):
+    names = label_names(config, targets)
+    examples = Examples(source, texts, pairs, targets, table.places, names, table)
+    chosen = finetune.drawn(len(texts), split, config)
+    if len(chosen) == len(texts):
         return examples
-    chosen = finetune.draw(len(texts), limit, config.seed)
-    if split != "train":
-        chosen = np.arange(limit)
-    finetune.say_all([f"{source}: {limit} of {len(texts)} examples are used"])
+    finetune.say_all([f"{source}: {len(chosen)} of {len(texts)} examples are used"])
     return dataclasses.replace(
         examples,
         **{
@@ -99,6 +109,8 @@ def _targets(
         table.notes.append(f"{table.source} has no labels: it gets predictions, not scores")
         return None
     values = table.column(data.label_column, "data.label_column")
+    if data.problem_type == SINGLE:  # without a label at all; of several labels none may hold
+        values = [None if value is None or not _name(value) else value for value in values]
     hidden = sum(value is None for value in values)
     if hidden == len(values) and split.startswith("test"):
         table.notes.append(f"the labels of {table.source} are hidden: it gets predictions only")

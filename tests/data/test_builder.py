@@ -6,6 +6,7 @@ import json
 import os
 import pathlib
 import random
+import shutil
 import signal
 import subprocess
 import sys
@@ -125,6 +126,49 @@ def test_the_result_is_the_same_for_any_number_of_processes(tmp_path, vocab):
     assert same_files(*outs)
     other = prepare(source, "train:120", tmp_path / "seed", held_out=0.2, seed=1)
     assert not same_files(outs[0], other)
+
+
+def test_a_held_out_set_is_not_trained_on(tmp_path, vocab):
+    (tmp_path / "texts").mkdir()
+    for name in ("a", "b"):
+        write(tmp_path / "texts" / f"{name}.txt", text(8, seed=ord(name)))
+    source = str(tmp_path / "texts")
+    with pytest.raises(UserError, match=r"held_out=test=.*b\.txt is in source=.* too"):
+        held_out = HeldOut(0, {"test": f"{source}/b.txt"})
+        prepare(source, vocab, tmp_path / "out", held_out=held_out)
+    held_out = HeldOut(0, {"test": f"{source}/b.txt"})
+    out = prepare(f"{source}/a.txt", vocab, tmp_path / "out", held_out=held_out)
+    assert builder.split_names(out) == ["train", "test"]
+
+
+def test_what_a_held_out_set_met_is_told(tmp_path, vocab):
+    source = write(tmp_path / "a.txt", text(8))
+    (tmp_path / "b.txt").write_bytes(text(8, seed=1).encode() + b"\n\nba \xff ko.\n")
+    held_out = HeldOut(0, {"test": str(tmp_path / "b.txt")})
+    notes = read_report(prepare(source, vocab, tmp_path / "out", held_out=held_out))["notes"]
+    assert "held-out set test: 1 invalid UTF-8 sequences were replaced" in notes
+
+
+def test_a_broken_off_upload_can_be_done_again(tmp_path, vocab, monkeypatch):
+    built = prepare(write(tmp_path / "a.txt", text(8)), vocab, tmp_path / "built")
+    out = builder.epath.Path(tmp_path / "out")
+    copied = []
+
+    def copy(path, target, overwrite):
+        if len(copied) == 3:
+            raise OSError("the network is gone")
+        copied.append(path)
+        shutil.copy(path, target)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(type(out), "copy", copy)
+        with pytest.raises(OSError, match="network"):
+            builder._publish(built, out)
+    with pytest.raises(UserError, match="was not finished"):
+        open_prepared(out)
+    builder._check_out(out)  # may be used again
+    builder._publish(built, out)
+    assert same_files(built, out) and open_prepared(out)
 
 
 def test_a_long_document_is_several_records_of_whole_sentences(tmp_path, vocab):

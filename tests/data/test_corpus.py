@@ -13,6 +13,8 @@ import pytest
 from bertjax.data import corpus, python_docs
 from bertjax.data.corpus import open_source
 from bertjax.data.reading import MAX_PARAGRAPH, Reading
+from bertjax.data.sentences import read_sentences
+from bertjax.data.tables import read_table
 from bertjax.errors import UserError
 
 
@@ -200,6 +202,11 @@ def test_a_truncated_file_is_named(tmp_path, name):
     path.write_bytes(path.read_bytes()[:-100])
     with pytest.raises(UserError, match=rf"{name} is cut short"):
         read(path)
+    whole = bytearray(compress(tmp_path / name, data).read_bytes())
+    whole[len(whole) // 2] ^= 0x55
+    path.write_bytes(whole)
+    with pytest.raises(UserError, match=rf"{name} is cut short"):
+        read(path)
     path.write_bytes(b"nonsense")
     with pytest.raises(UserError, match=rf"{name} is cut short"):
         read(path)
@@ -344,18 +351,22 @@ def test_docstrings_are_read_in_order_and_nothing_is_imported(tmp_path):
 # Datasets of libraries
 
 
-def write_tfds(root, name, texts, field="text", file_format="array_record"):
-    """A prepared TFDS dataset, written through TFDS's public interface."""
+def write_tfds(root, name, texts, field="text", file_format="array_record", more=None):
+    """A prepared TFDS dataset, written through TFDS's public interface; `more`: name -> (feature,
+    values) of further fields."""
     import tensorflow_datasets as tfds
     from array_record.python import array_record_module
 
     folder = pathlib.Path(root) / name / "1.0.0"
     folder.mkdir(parents=True)
-    features = tfds.features.FeaturesDict({field: tfds.features.Text()})
+    more = more or {}
+    kinds = {name: feature for name, (feature, _) in more.items()}
+    features = tfds.features.FeaturesDict({field: tfds.features.Text()} | kinds)
     path = folder / f"{name.split('/')[0]}-train.{file_format}-00000-of-00001"
     writer = array_record_module.ArrayRecordWriter(str(path), "group_size:1")
-    for text in texts:
-        writer.write(features.serialize_example({field: text}))
+    for row, text in enumerate(texts):
+        values = {name: values[row] for name, (_, values) in more.items()}
+        writer.write(features.serialize_example({field: text} | values))
     writer.close()
     tfds.folder_dataset.write_metadata(
         data_dir=folder,
@@ -406,6 +417,40 @@ def test_tfds_names_are_looked_up_without_a_network(tfds_root, monkeypatch, spec
     monkeypatch.setitem(sys.modules, "tensorflow", None)
     with pytest.raises(UserError, match=message):
         read(spec)
+
+
+def test_labels_in_lists_are_read_by_name(tfds_root):
+    import tensorflow_datasets as tfds
+
+    tags = tfds.features.Sequence(tfds.features.ClassLabel(names=["O", "B-PER"]))
+    words = tfds.features.Sequence(tfds.features.Text())
+    more = {"tags": (tags, [[1, 0], []]), "tokens": (words, [["Jim", "ran"], []])}
+    write_tfds(tfds_root, "entities", ["Jim ran", ""], more=more)
+    (sentence,), _ = read_sentences("tfds:entities:train", "tokens", "tags")
+    assert sentence.words == ("Jim", "ran") and sentence.labels == ("B-PER", "O")
+
+
+def test_labels_of_the_hub_are_read_by_name(tmp_path, monkeypatch):
+    datasets = pytest.importorskip("datasets", reason="the extra hub is not installed")
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    classes = datasets.ClassLabel(names=["O", "B-PER"])
+    columns = {"tokens": [["Jim", "ran"], ["a"]], "tags": [[1, 0], [-1]], "kind": [1, -1]}
+    features = datasets.Features(
+        tokens=datasets.Sequence(datasets.Value("string")), tags=datasets.Sequence(classes),
+        kind=classes,
+    )  # fmt: skip
+    (tmp_path / "org" / "name").mkdir(parents=True)
+    table = datasets.Dataset.from_dict(columns, features=features)
+    table.to_parquet(str(tmp_path / "org" / "name" / "train.parquet"))
+    monkeypatch.chdir(tmp_path)
+    sentences, _ = read_sentences("hub:org/name:train", "tokens", "tags")
+    assert [s.labels for s in sentences] == [("B-PER", "O"), None]  # -1: hidden
+    assert read_table("hub:org/name:train").column("kind", "") == ["B-PER", None]
+    with pytest.raises(UserError, match="could not be read"):
+        read_table("hub:org/absent:train")
+    monkeypatch.setitem(sys.modules, "datasets", None)
+    with pytest.raises(UserError, match=r"bertjax\[hub\]"):
+        read_table("hub:org/name:train")
 
 
 def test_hub_by_streaming(tmp_path, monkeypatch):

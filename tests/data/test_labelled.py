@@ -131,6 +131,17 @@ def test_jsonl(tmp_path):
     assert "line 2" in message(read_table, gap)
 
 
+def test_a_few_rows_are_read_as_the_training_file_is(tmp_path):
+    train = read_table(file(tmp_path, "a.tsv", "a\t1\nb\t0\nc\t1\n"))
+    few = file(tmp_path, "b.tsv", "fine\tgood\n" + "x\tbad\n" * 4)
+    assert len(read_table(few).rows) == 4  # alone it looks like a header
+    assert len(read_table(few, like=train).rows) == 5
+    titled = read_table(file(tmp_path, "c.tsv", "review\tverdict\na\t1\nb\t0\nc\t1\nd\t1\n"))
+    assert titled.named
+    one = file(tmp_path, "d.tsv", "review\tverdict\na\t1\n")
+    assert len(read_table(one, like=titled).rows) == 1
+
+
 # CoNLL
 
 
@@ -164,6 +175,26 @@ def test_words_that_look_like_space_keep_their_labels(tmp_path):
     (sentence,), _ = read_sentences(path, "0", "-1")
     assert sentence.words == ("he", "\u200b", "\u00a0", "world")
     assert sentence.labels == ("O", "B-X", "B-Y", "O")
+
+
+def test_comments_before_the_first_word(tmp_path):
+    tabs = "# newdoc\n# text = he ran\nhe\tO\nran\tO\n"
+    sentences, notes = read_sentences(file(tmp_path, "a.conllu", tabs), "0", "-1")
+    assert [(s.words, s.labels) for s in sentences] == [(("he", "ran"), ("O", "O"))]
+    assert any("2 comment" in note for note in notes)
+    blanks = "# my corpus v1\nhe O\n#tag O\n"
+    (sentence,), _ = read_sentences(file(tmp_path, "b.conll", blanks), "0", "-1")
+    assert sentence.words == ("he", "#tag")
+    (sentence,), _ = read_sentences(file(tmp_path, "c.txt", "#tag\nran\n"), "0", "-1")
+    assert sentence.words == ("#tag", "ran") and sentence.labels is None
+
+
+@pytest.mark.parametrize(
+    ("content", "line"),
+    [("he O\nNew York B-LOC\n", 2), ("he O\nran V O\n", 2), ("he\tO\nran\t\n", 2)],
+)
+def test_a_line_with_columns_of_its_own_is_named(tmp_path, content, line):
+    assert f"line {line}" in message(read_sentences, file(tmp_path, "a", content), "0", "-1")
 
 
 def test_a_line_without_its_label_is_named(tmp_path):

@@ -7,7 +7,9 @@ import jax
 import numpy as np
 import pytest
 from helpers_finetune import (
+    VOCAB,
     batches_of_an_epoch,
+    config_of,
     evaluate,
     make,
     mean_losses,
@@ -17,7 +19,7 @@ from helpers_finetune import (
 )
 
 from bertjax.errors import UserError
-from bertjax.tasks import glue, labels, results
+from bertjax.tasks import glue, labels, make_task, prepare_data, results
 from bertjax.tasks.texts import cut, pair_sizes, text_rows
 
 COLUMNS = {"data__text_column": "0", "data__label_column": "1", "train__steps": 4}
@@ -307,7 +309,19 @@ def test_glue_presets_name_columns_labels_and_metric(tmp_path):
     assert submission[0] == "index\tprediction" and submission[1] in ("0\t0", "0\t1")
 
 
+def test_a_glue_task_is_checked_before_training(tmp_path):
+    rows = write(tmp_path, "a.tsv", "sentence\tlabel\na\tpos\nb\tneg\n")
+    values = {key.replace(".", "__"): value for key, value in glue.presets()["sst2"].items()}
+    values |= {"data__train": rows, "data__validation": rows, "data__test": ""}
+    assert "there is 'neg'" in message("classify", tmp_path, **values)
+    scores = write(tmp_path, "b.tsv", "sentence\tlabel\na\t1\nb\t0\n")
+    values |= {"data__train": scores, "data__validation": scores}
+    values |= {"data__problem_type": "regression"}
+    assert "data.glue=sst2 is single_label" in message("classify", tmp_path, **values)
+
+
 def test_submissions():
+    assert glue.submission(glue.TASKS["sst2"], "test_dev", ["positive"])[0] == "SST-2-dev.tsv"
     assert glue.submission(glue.TASKS["rte"], "test", ["entailment"])[1].endswith("0\tentailment\n")
     assert glue.submission(glue.TASKS["stsb"], "test", [5.2])[1].endswith("0\t5.000\n")
     assert glue.submission(glue.TASKS["mnli"], "test_mismatched", ["neutral"])[0] == "MNLI-mm.tsv"
@@ -378,6 +392,47 @@ def test_bad_input_is_one_sentence(tmp_path):
     assert "data.glue=mrcp" in message(
         "classify", tmp_path, data__train=ok, data__glue="mrcp", **common
     )
+
+
+def test_an_empty_label_is_no_label(tmp_path):
+    path = write(tmp_path, "a.tsv", "good\tpos\nbad\tneg\nfine\t\n")
+    text = message("classify", tmp_path, data__train=path, data__header="no", **COLUMNS)
+    assert "line 3: no label" in text
+
+
+def test_sets_with_names(tmp_path):
+    ok = write(tmp_path, "ok.tsv", films())
+    common = {"data__train": ok, "data__header": "no", **COLUMNS}
+    task = make("classify", tmp_path, data__validation=f"dev={ok},other={ok}", **common)
+    assert task.eval_splits == ("validation_dev", "validation_other")
+    assert task.best_metric == ("validation_dev/accuracy", True)
+    twice = message("classify", tmp_path, data__validation=f"dev={ok},dev={ok}", **common)
+    assert "one name" in twice
+    assert "train.patience=2 needs" in message("classify", tmp_path, train__patience=2, **common)
+
+
+def test_a_learnt_vocabulary_follows_what_it_is_asked_for(tmp_path):
+    ok = write(tmp_path, "ok.tsv", films())
+    other = write(tmp_path, "b.tsv", "zebra zebra\tpos\nyak yak\tneg\n")
+    config = config_of(
+        "classify", data__train=ok, data__vocab="train:100", data__header="no", **COLUMNS
+    )
+    vocab = tmp_path / "run" / "vocabulary" / "vocab.txt"
+    for train, expected in ((ok, False), (other, True), (ok, False)):
+        config.data.train = train
+        prepare_data(config, str(tmp_path / "run"), None)
+        assert ("z" in vocab.read_text().split()) == expected
+
+
+def test_a_given_vocabulary_decides_on_lower_casing(tmp_path, capsys):
+    cased = tmp_path / "cased.txt"
+    cased.write_text("\n".join([*VOCAB, "Good"]) + "\n")
+    values = {"data__train": write(tmp_path, "ok.tsv", films()), "data__header": "no", **COLUMNS}
+    for vocab, asked, lower in ((cased, True, False), (cased, False, False)):
+        config = config_of("classify", data__vocab=str(vocab), data__lower_case=asked, **values)
+        task = make_task(config, str(tmp_path / "run"), None, None)
+        assert task.tokenizer.settings["do_lower_case"] is lower
+    assert "nothing is lower-cased" in capsys.readouterr().err
 
 
 def test_empty_texts_are_counted(tmp_path, capsys):
