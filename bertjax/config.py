@@ -10,6 +10,7 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import itertools
+import math
 import os
 import pathlib
 import runpy
@@ -33,6 +34,7 @@ from bertjax.fields import (  # noqa: F401 - those who have the config have its 
     Field,
 )
 from bertjax.model.bert import BertConfig
+from bertjax.train import profile
 
 
 def default_config() -> config_dict.ConfigDict:
@@ -309,6 +311,8 @@ def resolve(config: config_dict.ConfigDict) -> config_dict.ConfigDict:
         config.data.eval_batch_size = config.data.batch_size
     _check_model(config)
     _check_ranges(config)
+    _check_together(config)
+    profile.parse(config.train.profile)
     return config
 
 
@@ -340,6 +344,9 @@ def _check_ranges(config: config_dict.ConfigDict) -> None:
         if not ok:
             raise UserError(f"config.{key}={get(config, key)} {what}")
 
+    for field in FIELDS:
+        if isinstance(field.default, float):
+            require(math.isfinite(get(config, field.key)), field.key, "must be a finite number")
     for key in ("data.batch_size", "data.eval_batch_size", "train.accumulate", "train.log_every",
                 "checkpoint.keep", "train.seeds", "data.max_question_tokens",
                 "data.max_answer_tokens", "data.n_best"):  # fmt: skip
@@ -351,15 +358,28 @@ def _check_ranges(config: config_dict.ConfigDict) -> None:
                 "loss.mlm", "loss.nsp", "data.limit", "data.window_overlap", "train.patience",
                 "train.reinit_layers"):  # fmt: skip
         require(get(config, key) >= 0, key, "must not be negative")
-    for key in ("data.mask_rate", "data.replace_mask", "data.replace_random",
-                "optimizer.warmup_ratio", "optimizer.beta1", "optimizer.beta2"):  # fmt: skip
+    for key in ("data.replace_mask", "data.replace_random", "optimizer.warmup_ratio"):
         require(0 <= get(config, key) <= 1, key, "must lie in [0, 1]")
-    require(config.data.mask_rate > 0, "data.mask_rate", "must be above 0")
-    require(0 < config.data.held_out < 1, "data.held_out", "must lie between 0 and 1")
+    for key in ("optimizer.beta1", "optimizer.beta2"):  # 1: no gradient would ever be seen
+        require(0 <= get(config, key) < 1, key, "must lie in [0, 1)")
+    for key in ("data.mask_rate", "data.held_out"):
+        require(0 < get(config, key) < 1, key, "must lie between 0 and 1")
+    for key in ("optimizer.epsilon", "model.layer_norm_eps", "model.initializer_range"):
+        require(get(config, key) > 0, key, "must be above 0")
     require(0 < config.optimizer.layer_decay <= 1, "optimizer.layer_decay", "must lie in (0, 1]")
-    require(config.optimizer.epsilon > 0, "optimizer.epsilon", "must be above 0")
     require(config.data.seq_length >= 8, "data.seq_length", "must be at least 8")
-    require(-(2**31) <= config.seed < 2**31, "seed", "must fit in 32 bits")
+    last = config.seed + config.train.seeds - 1  # numpy's generators take no negative seed
+    require(config.seed >= 0 and last < 2**31, "seed", "must lie, with train.seeds, in 0 ... 2^31")
+
+
+def _check_together(config: config_dict.ConfigDict) -> None:
+    """UserError for values that contradict one another."""
+    trained = config.model.num_layers - config.train.frozen_layers
+    if config.train.reinit_layers > trained:
+        raise UserError(
+            f"config.train.reinit_layers={config.train.reinit_layers}, but only {trained} layers "
+            "are trained: lower it or config.train.frozen_layers"
+        )
     shares = config.data.replace_mask + config.data.replace_random
     if shares > 1 + 1e-9:
         raise UserError(

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from bertjax import cli, config
-from bertjax.parallel import distributed
 
 USAGE = """
 usage: python -m bertjax.main --config=FILE[:ARGUMENTS] [--workdir=DIR] [--config.KEY=VALUE ...]
@@ -41,8 +40,7 @@ def main(arguments: Sequence[str]) -> int:
         print(start.summary(command))
         return 0
     start.environment(command.config)
-    flags = {field.key: command.flags[field.key] for field in config.PROCESSES}
-    distributed.start(**flags, config=command.config.to_dict(), say=config.stderr)
+    start.connect(command, workdir)
     if command.flags["mode"] == "train" and command.config.train.seeds > 1:
         seeds.train(command, workdir)
         return 0

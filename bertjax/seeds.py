@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import statistics
 from collections.abc import Sequence
 
-from etils import epath
+import jax
 from ml_collections import config_dict
 
 from bertjax import start
 from bertjax.config import CommandLine
 from bertjax.train import loop
+from bertjax.train import workdir as workdirs
 
 SUMMARY = "seeds.json"
 
@@ -35,8 +35,9 @@ def train(command: CommandLine, workdir: str) -> None:
         )
     table = summary(figures)
     content = {"seeds": list(seeds), "figures": figures, "summary": table}
-    (epath.Path(workdir) / SUMMARY).write_text(json.dumps(content, indent=2) + "\n")
-    print(summary_text(table, len(seeds)))
+    workdirs.on_first_process(lambda: workdirs.write_json(workdir, SUMMARY, content))
+    if jax.process_index() == 0:
+        print(summary_text(table, len(seeds)))
 
 
 def summary(figures: Sequence[dict[str, float]]) -> dict[str, dict[str, float]]:
@@ -60,6 +61,8 @@ def summary(figures: Sequence[dict[str, float]]) -> dict[str, dict[str, float]]:
 
 def summary_text(table: dict[str, dict[str, float]], runs: int) -> str:
     """The table as lines, for a person."""
+    if not table:
+        return f"{runs} seeds, and no figures: without config.data.validation nothing is evaluated"
     width = max(map(len, table))
     lines = [f"{'of ' + str(runs) + ' seeds':{width}}    median     least   largest  deviation"]
     for name, row in table.items():

@@ -28,7 +28,7 @@ from bertjax.parallel import distributed, rules
 from bertjax.parallel import mesh as meshes
 from bertjax.tasks import TASKS, make_task, prepare_data
 from bertjax.tasks.task import Task
-from bertjax.train import checkpoint
+from bertjax.train import checkpoint, loop
 from bertjax.train import workdir as workdirs
 
 
@@ -82,6 +82,14 @@ def _cpu_fingerprint() -> str:
     return hashlib.sha256(about.encode()).hexdigest()[:12]
 
 
+def connect(command: configs.CommandLine, workdir: str) -> None:
+    """Find the other processes of the run, which must all have been started alike."""
+    flags = {field.key: command.flags[field.key] for field in configs.PROCESSES}
+    alike = {"--workdir": workdir} | {f"--{key}": command.flags[key] for key in ("mode", "step")}
+    config = command.config.to_dict() | alike
+    distributed.start(**flags, config=config, say=configs.stderr)
+
+
 def prepare(command: configs.CommandLine, workdir: str) -> Run:
     """Resolve the config, check it, and build its task.
 
@@ -105,7 +113,7 @@ def prepare(command: configs.CommandLine, workdir: str) -> Run:
         if tokenizer is not None:
             _check_casing(config, tokenizer, command.explicit)
     config = configs.resolve(config)
-    mesh = _mesh(config)
+    mesh = _mesh(config, train=True)
     lock = workdirs.on_first_process(lambda: workdirs.lock(workdir))
     workdirs.on_first_process(lambda: prepare_data(config, workdir, tokenizer))
     task = make_task(config, workdir, tokenizer, _known_labels(config, workdir, published))
@@ -129,15 +137,16 @@ def _evaluation(command: configs.CommandLine, workdir: str) -> Run:
             )
         configs.update(config, {key: value})
     config = configs.resolve(config)
+    mesh = _mesh(config, train=False)
     task = make_task(config, workdir, Tokenizer.load(workdir), saved[1].get("labels"))
-    return Run(config, task, _mesh(config), None)
+    return Run(config, task, mesh, None)
 
 
-def _mesh(config: config_dict.ConfigDict) -> jax.sharding.Mesh:
-    """The devices as config.mesh says, checked against the batch, before anything is read."""
+def _mesh(config: config_dict.ConfigDict, *, train: bool) -> jax.sharding.Mesh:
+    """The devices as config.mesh says, checked against the batches, before any data is read."""
     mesh = meshes.make_mesh(config.mesh.data, config.mesh.fsdp, config.mesh.tensor)
     rules.check_heads(config.model.num_heads, mesh)
-    meshes.check_batch(config.data.batch_size, mesh, jax.process_count(), config.train.accumulate)
+    loop.check_batches(config, mesh, train=train)
     return mesh
 
 
@@ -220,12 +229,7 @@ def _loader(task: Task, published: interop.Published) -> Callable[[Any], Any]:
 def _reinitialised(params: Any, fresh: Any, layers: int) -> Any:
     """`params` with the pooler and the top `layers` layers of `fresh` (Zhang et al. 2021)."""
     given, new = dict(params["bert"]), fresh["bert"]
-    trained = len(jax.tree.leaves(new.get("encoder", {"none": ()}))[0])
-    if layers > trained:
-        raise UserError(
-            f"config.train.reinit_layers={layers}, but only {trained} layers are trained: lower it "
-            "or config.train.frozen_layers"
-        )
+    trained = len(jax.tree.leaves(new["encoder"])[0])  # at least `layers`, says the config
     given["encoder"] = jax.tree.map(
         lambda old, top: jnp.concatenate([old[: trained - layers], top[trained - layers :]]),
         given["encoder"],

@@ -37,6 +37,7 @@ def run(*arguments: str, capsys) -> tuple[int, str, str]:
         ([TINY, "--workdir=/dev/null/x"], ["/dev/null/x"]),
         ([TINY, "--coordinator=here:1"], ["--num_processes", "--process_id"]),
         ([TINY, "--mode=evaluate", "--workdir=/nowhere/run"], ["/nowhere/run"]),
+        ([TINY, "--config.data.eval_batch_size=7"], ["data.eval_batch_size", "7", "8"]),
         ([f"--config={ROOT / 'configs' / 'large.py'}"], ["data/english", "bertjax.prepare"]),
     ],
     ids=lambda x: " ".join(x)[-60:] if isinstance(x, list) else None,

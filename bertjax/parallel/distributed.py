@@ -25,6 +25,7 @@ from bertjax.errors import UserError
 
 PORT = 8476  # of the coordinator on TPU VMs, where nobody names one
 _MESSAGE_BYTES = 1 << 20
+_LINK_SECONDS = 5.0  # a process says hello at once; whoever is silent so long is none of ours
 _DETERMINISTIC = "--xla_gpu_deterministic_ops=true"
 
 
@@ -166,7 +167,8 @@ def _this(layout: Layout) -> str:
 
 
 def meet(layout: Layout, config: Mapping[str, Any], timeout: float) -> None:
-    """Return when all processes are there with the same config; else `UserError` in each."""
+    """Return when all processes are there with the same `config` (which may hold flags, too);
+    else `UserError` in each."""
     deadline = time.monotonic() + timeout
     hello = {"process": layout.process, "processes": layout.processes, "config": config}
     if layout.process == 0:
@@ -183,9 +185,8 @@ def _report(layout: Layout, hello: Mapping[str, Any], deadline: float, timeout: 
         left = deadline - time.monotonic()
         try:
             with socket.create_connection((host, int(port)), max(left, 0.1)) as link:
-                link.settimeout(max(left, 0.1) + 5)
                 link.sendall(json.dumps(hello).encode() + b"\n")
-                answer = json.loads(_line(link))
+                answer = json.loads(_line(link, max(left, 0.1) + 5))
             break
         except (OSError, ValueError) as error:
             if time.monotonic() > deadline:
@@ -213,18 +214,22 @@ def _receive_all(layout: Layout, own: Any, deadline: float, timeout: float) -> N
             ) from error
         error = ""
         while len(hellos) < layout.processes and not error:
-            server.settimeout(max(deadline - time.monotonic(), 0.01))
+            left = deadline - time.monotonic()
+            if left <= 0:
+                error = _missing(layout, hellos, timeout)
+                break
+            server.settimeout(left)
+            link = None
             try:
                 link = stack.enter_context(server.accept()[0])
-                link.settimeout(max(deadline - time.monotonic(), 0.01))
-                hello = json.loads(_line(link))
+                hello = json.loads(_line(link, min(left, _LINK_SECONDS)))
                 error = _objection(hellos, hello)
                 links.append(link)
                 hellos[hello["process"]] = hello
-            except TimeoutError:
-                error = _missing(layout, hellos, timeout)
             except (OSError, ValueError, KeyError, TypeError):
-                continue  # not one of ours, or one that died: it is still missing
+                # Nobody came, or not one of ours, or one that died: it is still missing.
+                if link is not None:
+                    link.close()
         for link in links:
             with contextlib.suppress(OSError):
                 link.sendall(json.dumps({"error": error}).encode() + b"\n")
@@ -237,10 +242,16 @@ def _receive_all(layout: Layout, own: Any, deadline: float, timeout: float) -> N
         raise UserError(error)
 
 
-def _line(link: socket.socket) -> bytes:
-    """One line, of bounded length."""
-    with link.makefile("rb") as file:
-        return file.readline(_MESSAGE_BYTES)
+def _line(link: socket.socket, seconds: float) -> bytes:
+    """One line, of bounded length, within `seconds`; TimeoutError where it does not come."""
+    deadline, line = time.monotonic() + seconds, b""
+    while not line.endswith(b"\n") and len(line) < _MESSAGE_BYTES:
+        link.settimeout(max(deadline - time.monotonic(), 0.01))
+        part = link.recv(1 << 16)
+        if not part:
+            break
+        line += part
+    return line
 
 
 def _missing(layout: Layout, hellos: Mapping[int, Any], timeout: float) -> str:
@@ -266,7 +277,7 @@ def _objection(hellos: Mapping[int, Any], hello: Mapping[str, Any]) -> str:
     different = sorted(_differences(mine["config"], hello["config"]))
     if different:
         return (
-            f"the config of process {process} differs from that of process 0 in "
+            f"the command of process {process} differs from that of process 0 in "
             f"{', '.join(different[:5])}: start the same command on every host"
         )
     return ""

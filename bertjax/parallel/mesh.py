@@ -107,8 +107,15 @@ def to_global(mesh: Mesh, local_batch: Mapping[str, np.ndarray]) -> dict[str, ja
     }
 
 
-def check_batch(global_batch: int, mesh: Mesh, processes: int = 1, accumulate: int = 1) -> None:
-    """Raise UserError unless every device gets the same number of rows in each microbatch."""
+def check_batch(
+    global_batch: int,
+    mesh: Mesh,
+    processes: int = 1,
+    accumulate: int = 1,
+    name: str = "data.batch_size",
+) -> None:
+    """Raise UserError unless every device gets the same number of rows in each microbatch; `name`
+    is the config key of the batch."""
     for count, what in (
         (accumulate, "train.accumulate"),
         (processes, "the number of processes"),
@@ -117,6 +124,7 @@ def check_batch(global_batch: int, mesh: Mesh, processes: int = 1, accumulate: i
     ):
         if global_batch < 1 or global_batch % count:
             raise UserError(
-                f"A global batch of {global_batch} rows is not a multiple of {what} = {count}: "
-                f"take {max(1, round(global_batch / count)) * count} rows, or change the other."
+                f"{name}: a global batch of {global_batch} rows is not a multiple of {what} = "
+                f"{count}: take {max(1, round(global_batch / count)) * count} rows, or change the "
+                "other."
             )

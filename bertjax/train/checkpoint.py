@@ -18,12 +18,11 @@ import jax
 import numpy as np
 import orbax.checkpoint as ocp
 from etils import epath
-from jax.experimental import multihost_utils
 
 from bertjax.errors import UserError
 from bertjax.train import manifest as manifests
 from bertjax.train.manifest import Damaged, Manifest, verify
-from bertjax.train.workdir import on_first_process
+from bertjax.train.workdir import from_first_process
 
 FOLDER = "checkpoints"
 MANIFEST = manifests.NAME
@@ -188,20 +187,20 @@ class Checkpoints:
         set aside as STEP.damaged, both told to `say`. Raises `UserError` when there are
         checkpoints and none is good, or when the good one does not fit the state.
         """
-        step = on_first_process(lambda: self._choose(say)) or 0
-        if jax.process_count() > 1:
-            step = int(multihost_utils.broadcast_one_to_all(np.int32(step)))
-        if step < 0:
+        # Every process knows the same figures: the best checkpoint steers the run.
+        good = from_first_process(lambda: self._choose(say))
+        self._metrics = {int(step): figures for step, figures in good.items()}
+        if not good:
             return None
-        folder = self.root / str(step)
+        folder = self.root / str(max(self._metrics))
         manifest = Manifest.read(folder)
         named = _restore(folder, manifest, _named(abstract_state))
         paths, treedef = jax.tree_util.tree_flatten_with_path(abstract_state)
         leaves = [named["/".join(_part(key) for key in path)] for path, _ in paths]
         return jax.tree.unflatten(treedef, leaves), manifest
 
-    def _choose(self, say: Callable[[str], None]) -> int:
-        """Tidy the folder; the step of the newest good checkpoint, -1 where there is none."""
+    def _choose(self, say: Callable[[str], None]) -> dict[int, dict[str, float]]:
+        """Tidy the folder; the figures of its checkpoints by step, of which the newest is good."""
         steps = committed_steps(self.root)
         for path in self.root.iterdir() if self.root.is_dir() else ():
             unfinished = path.name.split(".")[0].isdigit() and not path.name.endswith(".damaged")
@@ -229,9 +228,7 @@ class Checkpoints:
                 if aside.exists():
                     aside.rmtree()
                 path.rename(aside)
-        for step in steps:
-            self._metrics[step] = _metrics_or_none(self.root / str(step))
-        return steps[-1] if steps else -1
+        return {step: _metrics_or_none(self.root / str(step)) for step in steps}
 
     def save(self, step: int, state: Any, metrics: Mapping[str, float], *, wait: bool) -> None:
         """Begin to save; training may go on (and donate the state) as soon as this returns.
@@ -339,7 +336,8 @@ class _Blame:
 def find(path: str | os.PathLike[str], step: int | None, best: tuple[str, bool] | None) -> str:
     """The folder of one checkpoint, from a workdir, its `checkpoints` or one step's folder.
 
-    `step` chooses; without it the best by `best` among the good ones, else the newest.
+    `step` chooses; without it the best by `best`, else the newest. Raises `Damaged` where one has
+    to be chosen and a manifest cannot be read: its checkpoint may be the best.
     """
     parent = root(path)
     if (parent / MANIFEST).exists():
@@ -352,7 +350,6 @@ def find(path: str | os.PathLike[str], step: int | None, best: tuple[str, bool] 
     if not steps:
         raise UserError(f"{path} holds no checkpoint (a workdir or one step's folder is needed)")
     if step is None:
-        # A manifest that cannot be read is an error: its checkpoint may be the best.
         metrics = {s: Manifest.read(parent / str(s)).metrics for s in steps} if best else {}
         chosen = _best(metrics, best) if best else None
         step = steps[-1] if chosen is None else chosen

@@ -49,6 +49,8 @@ from bertjax.train.step import (
 from bertjax.train.watch import Watch
 from bertjax.train.writers import Writers
 
+# Steps in a row that are not finite and are skipped before the run ends.
+SKIPPED_AT_MOST = 100
 # From the abstract parameters (ShapeDtypeStructs with shardings) to initial ones, or None.
 LoadInitial = Callable[[Any], Any]
 Results = dict[str, dict[str, float]]  # split -> name -> figure
@@ -75,17 +77,24 @@ def train(
     """
     mesh = mesh or meshes.make_mesh(config.mesh.data, config.mesh.fsdp, config.mesh.tensor)
     rows = Rows(jax.process_index(), jax.process_count())
-    meshes.check_batch(config.data.batch_size, mesh, rows.processes, config.train.accumulate)
-    meshes.check_batch(config.data.eval_batch_size, mesh, rows.processes)
+    check_batches(config, mesh, train=True)
     stream = (stream or sys.stdout) if rows.process == 0 else None
     with ExitStack() as stack:
         stop = stack.enter_context(StopSignals())
         stack.enter_context(folder.on_first_process(lambda: folder.lock(workdir)) or ExitStack())
         say = Progress(stream).say
-        finished = folder.on_first_process(lambda: _enter(config, task, workdir, say))
-        if _agree(finished is not None):
-            return _flat(finished["results"]) if finished else {}
+        finished = folder.from_first_process(lambda: _enter(config, task, workdir, say))
+        if finished is not None:
+            return _flat(finished["results"])
         return _Run(config, task, workdir, mesh, rows, stop, stream, stack).train(load_initial)
+
+
+def check_batches(config: Any, mesh: Mesh, *, train: bool) -> None:
+    """UserError unless the devices share the rows evenly of an evaluation, and of training too."""
+    processes = jax.process_count()
+    if train:
+        meshes.check_batch(config.data.batch_size, mesh, processes, config.train.accumulate)
+    meshes.check_batch(config.data.eval_batch_size, mesh, processes, name="data.eval_batch_size")
 
 
 def evaluate(
@@ -99,6 +108,7 @@ def evaluate(
 ) -> dict[str, float]:
     """Evaluate the best checkpoint of a workdir (or the one of `step`) on every split."""
     mesh = mesh or meshes.make_mesh(config.mesh.data, config.mesh.fsdp, config.mesh.tensor)
+    check_batches(config, mesh, train=False)
     rows = Rows(jax.process_index(), jax.process_count())
     progress = Progress((stream or sys.stdout) if rows.process == 0 else None)
     params, manifest = checkpoint.load_params(
@@ -125,11 +135,19 @@ def _enter(
     finished = folder.read_finished(workdir)
     if finished is None or not steps or finished["step"] != steps[-1]:
         return None
-    if finished["step"] < task.train_steps and "stopped early" not in finished["summary"]:
+    if finished["step"] < task.train_steps and not _still_stopped(finished, config.train):
         return None
     say(f"the run in {workdir} is finished: step {finished['step']} of {task.train_steps}")
     say(finished["summary"])
     return finished
+
+
+def _still_stopped(finished: Mapping[str, Any], train: Any) -> bool:
+    """Whether train.patience, as it is now, ends a run where it had ended it before."""
+    before = finished.get("stopped")
+    if not before or not train.patience:
+        return False
+    return train.patience * train.eval_every <= before["patience"] * before["eval_every"]
 
 
 class _Run:
@@ -160,7 +178,7 @@ class _Run:
         self.results: Results = {}  # of the evaluation at `evaluated`
         self.evaluated = self.saved = -1  # the steps of the last ones
         self.saved_at = time.monotonic()
-        self.skipped = 0
+        self.skipped = self.skipped_in_a_row = 0
         self.waiting: tuple[int, Batch, Mapping[str, jax.Array]] | None = None
         self.meter = Meter()
         self.flops: dict[int, int] = {}  # of a step, by the length of its rows
@@ -220,7 +238,8 @@ class _Run:
         self.stack.callback(self.progress.close)
         self.stack.callback(self._after_error)
         self.watch = Watch(self.task.chance_levels(), self.progress.say)
-        self.profile = Profile(self.config.train.profile, self.workdir)
+        self.profile = Profile(self.config.train.profile, self.workdir, self.progress.say)
+        self.stack.callback(self.profile.close)
         self.writers = folder.on_first_process(
             lambda: Writers(self.workdir, start_step=start, evaluated=self.evaluated == start)
         )
@@ -291,6 +310,8 @@ class _Run:
         (step, batch, metrics), self.waiting = self.waiting, None
         if float(metrics["nonfinite"]):
             self._nonfinite(step, batch, metrics)
+        else:
+            self.skipped_in_a_row = 0
         tokens = int(np.count_nonzero(batch["attention_mask"])) * self.rows.processes
         self.meter.add(tokens, self.flops[batch["input_ids"].shape[1]])
         left = self.meter.seconds_per_step * (self.steps - step)
@@ -316,13 +337,20 @@ class _Run:
         rows = batch["example"][:4].tolist() if "example" in batch else None
         where = f", whose first examples (epoch, index) are {rows}" if rows else ""
         what = f"step {step} is not finite ({', '.join(bad)}) at batch {step - 1}{where}"
+        kept = f"step {self.saved}" if self.saved >= 0 else "none yet"
         if self.config.train.on_nonfinite == "stop":
-            kept = f"step {self.saved}" if self.saved >= 0 else "none yet"
             raise UserError(
                 f"{what}; train.on_nonfinite=stop ends the run (newest good checkpoint: {kept}). "
                 "Lower the learning rate, look at that batch, or set train.on_nonfinite=skip"
             )
         self.skipped += 1
+        self.skipped_in_a_row += 1
+        if self.skipped_in_a_row == SKIPPED_AT_MOST:
+            raise UserError(
+                f"{what}; it is the {SKIPPED_AT_MOST}th in a row that is skipped, so nothing is "
+                f"learnt any more (newest checkpoint: {kept}). Lower the learning rate or look at "
+                "that batch"
+            )
         if self.skipped <= 10 or self.skipped % 100 == 0:
             self.progress.say(f"warning: {what}; skipped, {self.skipped} so far")
 
@@ -406,7 +434,13 @@ class _Run:
                 params = self._best(best)
                 notes.append(f"figures and predictions are those of step {best}")
         summary = "\n".join([_finish(self.task, self.workdir, params, self.results), *notes])
-        end = {"step": step, "results": self.results, "summary": summary.strip("\n")}
+        stopped = {k: self.config.train[k] for k in ("patience", "eval_every")}
+        end = {
+            "step": step,
+            "results": self.results,
+            "summary": summary.strip("\n"),
+            "stopped": stopped if step < self.steps else None,
+        }
         folder.on_first_process(lambda: folder.write_json(self.workdir, folder.FINISHED, end))
         self.progress.close()
         self.progress.say(

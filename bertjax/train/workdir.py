@@ -28,8 +28,9 @@ MAY_CHANGE = (
     "model.remat", "data.workers", "data.source", "data.vocab", "data.eval_batch_size",
 )  # fmt: skip
 # The data's own fingerprint is among the artifacts, so its path may change. Frozen layers have
-# no moments: thawing them is another run.
-MAY_NOT_CHANGE = ("train.frozen_layers", "train.seeds")
+# no moments: thawing them is another run. Other class weights are another loss; another metric, or
+# other examples to evaluate (data.eval_examples), could not be compared with the best so far.
+MAY_NOT_CHANGE = ("train.frozen_layers", "train.seeds", "train.class_weights", "train.metric")
 
 T = TypeVar("T")
 
@@ -53,6 +54,20 @@ def on_first_process(function: Callable[[], T]) -> T | None:
     if failed:
         raise UserError("process 0 has stopped the run; its own message says why")
     return result
+
+
+def from_first_process(function: Callable[[], T]) -> T:
+    """As `on_first_process`, and every process gets the value, which must be one of JSON.
+
+    Over JSON, as others get it, keys are texts and tuples are lists.
+    """
+    value = on_first_process(function)
+    if jax.process_count() == 1:
+        return value
+    text = np.frombuffer(json.dumps(value).encode(), np.uint8)
+    size = int(multihost_utils.broadcast_one_to_all(np.int32(len(text))))
+    same = text if jax.process_index() == 0 else np.zeros(size, np.uint8)
+    return json.loads(multihost_utils.broadcast_one_to_all(same).tobytes())
 
 
 def lock(workdir: str) -> IO[str] | None:
@@ -193,7 +208,10 @@ def write_json(workdir: str, name: str, content: Any) -> None:
 
 
 def read_finished(workdir: str) -> dict[str, Any] | None:
-    """{'step', 'results', 'summary'} of a finished run, else None."""
+    """{'step', 'results', 'summary', 'stopped'} of a finished run, else None.
+
+    'stopped' is None, or {'patience', 'eval_every'} of a run that train.patience has ended.
+    """
     path = epath.Path(workdir) / FINISHED
     try:
         return json.loads(path.read_text())

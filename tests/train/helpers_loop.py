@@ -163,6 +163,7 @@ def main(arguments: list[str]) -> None:
 
     options = dict(a.lstrip("-").split("=", 1) for a in arguments[1:])
     sleep = float(options.pop("sleep", 0))
+    finish_with_best = options.pop("finish_with_best", "no") == "yes"
     kinds = {"coordinator": str, "num_processes": int, "process_id": int, "init_timeout": float}
     layout = {name: kind(options.pop(name)) for name, kind in kinds.items() if name in options}
     values = {k.removeprefix("config."): v for k, v in options.items()}
@@ -170,10 +171,8 @@ def main(arguments: list[str]) -> None:
     config = tiny_config(**{k.replace(".", "__"): v for k, v in values.items()})
     distributed.start(config=config.to_dict(), say=print, **layout)
     task = TinyTask(config)
-    task.sleep = sleep
-    results = loop.train(config, task, arguments[0])
-    if jax.process_index() == 0:
-        print(json.dumps(results))
+    task.sleep, task.finish_with_best = sleep, finish_with_best
+    print(json.dumps(loop.train(config, task, arguments[0])))
 
 
 TEXTS = ("train.on_nonfinite", "optimizer.schedule")

@@ -1,6 +1,7 @@
 """Several processes: finding and meeting each other, and real runs of two over loopback."""
 
 import concurrent.futures
+import contextlib
 import http.server
 import json
 import os
@@ -15,6 +16,7 @@ import time
 import pytest
 
 from bertjax.errors import UserError
+from bertjax.parallel import distributed
 from bertjax.parallel.distributed import (
     Layout,
     _first_host,
@@ -131,7 +133,7 @@ def test_a_missing_coordinator():
 def test_differing_configs_are_refused_everywhere():
     answers = meeting(2, {1: {"seed": 1, "a": {"b": 2, "c": 3}}})
     for answer in answers:
-        assert "config of process 1 differs from that of process 0 in a.b, a.c, seed" in answer
+        assert "command of process 1 differs from that of process 0 in a.b, a.c, seed" in answer
 
 
 def test_differing_numbers_of_processes():
@@ -159,6 +161,41 @@ def test_a_stranger_at_the_port_does_no_harm():
                     time.sleep(0.05)
         meet(layouts[1], {}, 10.0)
         first.result()
+
+
+def test_strangers_who_say_nothing_hold_nobody_up(monkeypatch):
+    """One is silent, one sends a byte now and then and never ends its line."""
+    monkeypatch.setattr(distributed, "_LINK_SECONDS", 0.5)
+    port = free_port()
+    layouts = [Layout(f"127.0.0.1:{port}", 2, i) for i in (0, 1)]
+    with contextlib.ExitStack() as stack:
+        pool = stack.enter_context(concurrent.futures.ThreadPoolExecutor(3))
+        began = time.monotonic()
+        first = pool.submit(meet, layouts[0], {}, 30.0)
+        links = [stack.enter_context(connected(port)) for _ in range(2)]
+        over = threading.Event()
+        stack.callback(over.set)
+
+        def drip() -> None:
+            with contextlib.suppress(OSError):  # the other side has closed
+                while not over.wait(0.2):
+                    links[1].sendall(b" ")
+
+        pool.submit(drip)
+        time.sleep(0.2)
+        meet(layouts[1], {}, 30.0)
+        first.result()
+        assert time.monotonic() - began < 10
+
+
+def connected(port: int) -> socket.socket:
+    """A link to a port where somebody is about to listen."""
+    for _ in range(100):
+        try:
+            return socket.create_connection(("127.0.0.1", port), 1)
+        except OSError:
+            time.sleep(0.05)
+    raise AssertionError(f"nobody listens on {port}")
 
 
 def test_deterministic_too_late_is_said(monkeypatch):
@@ -229,6 +266,28 @@ def test_two_processes_follow_one(tmp_path):
     assert [p.returncode for p in ended] == [0, 0], texts
     assert "going on from the checkpoint of step" in texts[0]
     compare(lines(tmp_path / "one"), lines(tmp_path / "both"))
+
+
+@pytest.mark.long
+def test_processes_of_a_resumed_run_agree_on_the_best_checkpoint(tmp_path):
+    """At a learning rate of 0 the first evaluation, at step 6, stays the best: patience ends the
+    resumed run 3 evaluations later, on both processes, and a finished run gives both its figures.
+    """
+    flags = ["--config.optimizer.learning_rate=0.0", "--config.train.patience=3"]
+    flags += ["--finish_with_best=yes"]
+    for steps in (12, 60, 60):
+        both = pair(tmp_path, *flags, f"--config.train.steps={steps}", devices=1)
+        try:
+            texts = finish(both, timeout=90)
+        finally:
+            for process in both:
+                process.kill()
+        assert [p.returncode for p in both] == [0, 0], texts
+        answers = [json.loads(text.splitlines()[-1]) for text in texts]
+        assert answers[0] == answers[1] and answers[0]["validation/rows"] == 20
+        if steps == 60:
+            assert "step 24 of 60" in texts[0] and "checkpoint of step 6" in texts[0]
+    assert "is finished: step 24 of 60" in texts[0]
 
 
 def wait_for_step(workdir, step: int, processes) -> None:

@@ -171,6 +171,34 @@ def test_a_finished_run_says_so(straight):
     assert "is finished: step 20 of 20" in text and "accuracy" in text
 
 
+def test_a_run_that_patience_has_stopped_goes_on_with_more_of_it(tmp_path):
+    """At a learning rate of 0 no evaluation beats the first one, at step 6."""
+
+    def train(patience: int) -> str:
+        config = tiny_config(optimizer__learning_rate=0.0, train__patience=patience)
+        return run(tmp_path, TinyTask(config))[1]
+
+    assert "finished: step 12 of 20" in train(1)
+    end = json.loads((tmp_path / "finished.json").read_text())
+    assert end["stopped"] == {"patience": 1, "eval_every": 6}
+    assert "is finished: step 12 of 20" in train(1)
+    text = train(2)
+    assert "going on from the checkpoint of step 12" in text and "finished: step 18 of 20" in text
+    text = train(0)
+    assert "going on from the checkpoint of step 18" in text and "finished: step 20 of 20" in text
+    assert json.loads((tmp_path / "finished.json").read_text())["stopped"] is None
+
+
+def test_text_that_says_stopped_early_stops_nothing(tmp_path):
+    class Quoting(TinyTask):
+        def finish(self, workdir, params, results):
+            return "the train stopped early"
+
+    run(tmp_path, Quoting(tiny_config(train__steps=4)))
+    _, text = run(tmp_path, Quoting(tiny_config(train__steps=6)))
+    assert "finished: step 6 of 6" in text and "is finished" not in text
+
+
 def test_two_runs_are_equal_bit_for_bit(tmp_path, straight):
     run(tmp_path, TinyTask(tiny_config()))
     assert stored(tmp_path) == stored(straight[0])
@@ -230,6 +258,14 @@ def test_skipped_steps_are_counted_and_named(tmp_path, straight):
     assert manifest.step == 20
 
 
+def test_a_hundred_skipped_steps_in_a_row_end_the_run(tmp_path):
+    task = TinyTask(tiny_config(train__steps=200, checkpoint__every=0, train__eval_every=0))
+    task.bad_steps = (*range(2, 101), *range(102, 300))  # step 101 is a good one
+    with pytest.raises(UserError, match=r"step 201 .*the 100th in a row"):
+        task.train_steps = 300
+        run(tmp_path, task)
+
+
 def test_stop_on_a_step_that_is_not_finite(tmp_path):
     task = TinyTask(tiny_config(train__on_nonfinite="stop"))
     task.bad_steps = (8,)  # a checkpoint is due at this very step
@@ -270,6 +306,20 @@ def test_evaluate_takes_the_best_checkpoint(straight):
     assert last == straight[2]
 
 
+def test_batches_that_the_devices_cannot_share(tmp_path, straight):
+    """Evaluation asks for its own batch alone."""
+    config = tiny_config(data__eval_batch_size=7)
+    with pytest.raises(UserError, match=r"data\.eval_batch_size: .*7 rows.* = 2"):
+        run(tmp_path, TinyTask(config), devices=2)
+    with pytest.raises(UserError, match=r"data\.eval_batch_size: .*7 rows.* = 2"):
+        loop.evaluate(config, TinyTask(config), str(straight[0]), mesh=mesh(2))
+    config = tiny_config(data__eval_batch_size=6)
+    results = loop.evaluate(
+        config, TinyTask(config), str(straight[0]), mesh=mesh(3), stream=io.StringIO()
+    )
+    assert results["validation/rows"] == 20
+
+
 def test_changed_configs(tmp_path):
     config = tiny_config(train__steps=4)
     run(tmp_path, TinyTask(config))
@@ -288,6 +338,10 @@ def test_compare_configs():
     refused, said = compare_configs(saved, new)
     assert refused == {"model.num_layers": (12, 16)}
     assert said == {"model.remat": ("none", "full"), "train.steps": (5, 9)}
+    saved = {"train": {"metric": "", "class_weights": "", "epochs": 1}, "data": {"limit": 1}}
+    new = {"train": {"metric": "f1", "class_weights": "balanced", "epochs": 2}, "data": {}}
+    refused, said = compare_configs(saved, new)
+    assert set(refused) == {"train.metric", "train.class_weights"} and set(said) == {"train.epochs"}
     assert compare_configs(
         {"artifacts": {"fingerprint": "a"}}, {"artifacts": {"fingerprint": "b"}}
     )[0] == {"artifacts.fingerprint": ("a", "b")}
@@ -347,6 +401,10 @@ def test_saves_by_the_clock(tmp_path):
 def test_profile(tmp_path):
     run(tmp_path, TinyTask(tiny_config(train__steps=4, train__profile="2:3")))
     assert list((tmp_path / "profile").rglob("*.xplane.pb"))
+    _, text = run(tmp_path / "short", TinyTask(tiny_config(train__steps=4, train__profile="3:50")))
+    assert list((tmp_path / "short/profile").rglob("*.xplane.pb"))
+    assert "train.profile=3:50: the trace ends with step 4" in text
+    run(tmp_path / "again", TinyTask(tiny_config(train__steps=2, train__profile="1:1")))
     assert parse("") == (0, 0) and parse("10:12") == (10, 12)
     for bad in ("3", "5:2", "0:1", "a:b"):
         with pytest.raises(UserError, match="FIRST:LAST"):
