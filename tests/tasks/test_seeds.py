@@ -30,8 +30,8 @@ def test_seeds_without_anything_to_evaluate(tmp_path, capsys):
     (tmp_path / "a.tsv").write_text("text\tlabel\n" + "good\tpos\nbad\tneg\n" * 8)
     arguments = [
         f"--config={CONFIG}:smoke", f"--workdir={tmp_path}/run", "--config.train.seeds=2",
-        f"--config.data.train={tmp_path}/a.tsv", "--config.train.steps=1",
-        "--config.model.num_layers=1", "--config.data.seq_length=16",
+        f"--config.data.train={tmp_path}/a.tsv", "--config.data.vocab=train:100",
+        "--config.train.steps=1", "--config.model.num_layers=1", "--config.data.seq_length=16",
     ]  # fmt: skip
     for _ in range(2):
         assert main.main(arguments) == 0
