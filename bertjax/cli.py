@@ -39,8 +39,12 @@ def choose_platform() -> None:
 
     An installed libtpu or CUDA plugin prints errors otherwise. Call before JAX finds its devices.
     """
-    if "JAX_PLATFORMS" in os.environ or _accelerator():
-        return
+    if "JAX_PLATFORMS" not in os.environ and not _accelerator():
+        use_cpu()
+
+
+def use_cpu() -> None:
+    """Leave this machine's accelerator to others. Call before JAX finds its devices."""
     os.environ["JAX_PLATFORMS"] = "cpu"
     if "jax" in sys.modules:  # it has read its environment already
         sys.modules["jax"].config.update("jax_platforms", "cpu")

@@ -1,5 +1,6 @@
 """The plan: topologies, what is read off compiled programs, its answers, and real compiles."""
 
+import dataclasses
 import importlib.util
 import json
 import os
@@ -14,10 +15,14 @@ import pytest
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from bertjax import config as configs
+from bertjax import interop
 from bertjax.errors import UserError
 from bertjax.parallel.mesh import make_mesh
 from bertjax.plan import estimate, hardware, hlo, program
 from bertjax.tasks import pretrain
+
+sys.path.insert(0, str(pathlib.Path(__file__).parent / "interop"))
+from interop_models import CONFIG, published
 
 ROOT = pathlib.Path(__file__).parents[1]
 KEYS = {
@@ -124,8 +129,8 @@ def cpu_plan():
     config = tiny_config()
     task = pretrain.without_data(config)
     mesh = make_mesh(4, 2, 1)
-    compiled = program.compile_step(config, task, mesh)
-    plan = estimate.summarise("cpu", config, task, hardware.KINDS["v5e"], compiled)
+    compiled = program.compile_step(task, mesh)
+    plan = estimate.summarise("cpu", task, hardware.KINDS["v5e"], compiled)
     return config, task, compiled, plan
 
 
@@ -158,11 +163,9 @@ def test_estimate_is_the_largest_roofline(cpu_plan):
 
 
 def test_too_little_memory_is_an_answer(cpu_plan):
-    config, task, compiled, _ = cpu_plan
-    import dataclasses
-
+    _, task, compiled, _ = cpu_plan
     small = dataclasses.replace(hardware.KINDS["v5e"], memory_bytes=compiled.peak_bytes - 2**20)
-    plan = estimate.summarise("cpu", config, task, small, compiled)
+    plan = estimate.summarise("cpu", task, small, compiled)
     assert not plan["fits"]
     advice = " ".join(plan["advice"])
     assert "remat" in advice and "accumulate=2" in advice and "bfloat16" in advice
@@ -187,6 +190,57 @@ def test_a_mesh_that_does_not_fit_the_config_is_refused():
         program.mesh_of(tiny_config(data__batch_size=12), jax.devices())
 
 
+# Fine-tuning ------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def fine_tuning(tmp_path_factory):
+    """Flags of a fine-tuning on short rows, from a checkpoint of 2 layers with 2 heads."""
+    root = tmp_path_factory.mktemp("fine_tuning")
+    interop.write_huggingface(root / "model", published(("mlm", "nsp")))
+    rows = [{"text": "the fox is " + w, "label": w} for w in ("good", "bad") * 16]
+    text = "".join(json.dumps(row) + "\n" for row in rows)
+    (root / "train.jsonl").write_text(text, encoding="utf-8")
+    return [
+        "--config=configs/classify.py", f"--config.init_from={root}/model",
+        f"--config.data.train={root}/train.jsonl", "--config.data.seq_length=24",
+        "--config.model.remat=full",
+    ]  # fmt: skip
+
+
+def test_a_fine_tuning_is_planned_with_the_sizes_of_its_checkpoint(fine_tuning, tmp_path, cpu_plan):
+    command = configs.load([*fine_tuning, "--config.mesh.fsdp=2", "--config.mesh.data=2"])
+    config, tokenizer = program.settle(command)
+    assert (config.model.num_layers, config.model.num_heads) == (2, 2)
+    assert program.mesh_of(config, jax.devices()[:4]).size == 4  # this machine has more
+    task = program.make_task(config, tokenizer, str(tmp_path))
+    assert task.model.config.vocab_size == CONFIG["vocab_size"]
+    # Of a compiled program this takes memory and collectives alone; any serves.
+    plan = estimate.summarise("cpu", task, hardware.KINDS["v5e"], cpu_plan[2])
+    assert plan["estimated_steps"] == 3 and plan["model_flops_per_step"] > 0
+    # Rows of [CLS] the fox is good [SEP]: 6 tokens, filled up to a length of batches, not to 24.
+    length = task.batch_spec()["input_ids"].shape[1]
+    assert length < 24
+    step = plan["estimated_step_seconds"]
+    assert plan["estimated_tokens_per_second"] == pytest.approx(32 * length / step)
+    # A layer has a third of its training step's work in the forward pass: remat does it again.
+    work = estimate.recomputed_flops(task.config, 32, length)
+    assert 0.6 * plan["model_flops_per_step"] / 3 < work < plan["model_flops_per_step"] / 3
+
+
+def test_other_sizes_than_the_checkpoint_has_are_refused(fine_tuning):
+    with pytest.raises(UserError, match=r"num_layers=3 was asked for.* has 2"):
+        program.settle(configs.load([*fine_tuning, "--config.model.num_layers=3"]))
+
+
+def test_a_fine_tuning_without_training_data_has_no_plan(fine_tuning, tmp_path):
+    flags = [f for f in fine_tuning if "data.train" not in f]
+    data = fine_tuning[2].partition("=")[2]
+    config, tokenizer = program.settle(configs.load([*flags, f"--config.data.test={data}"]))
+    with pytest.raises(UserError, match="no training step"):
+        program.make_task(config, tokenizer, str(tmp_path))
+
+
 # The front door ---------------------------------------------------------------------------------
 
 
@@ -202,6 +256,24 @@ def test_front_door_refuses_in_one_sentence():
     assert done.returncode == 2 and done.stderr.count("\n") == 1 and "v5e:2x4" in done.stderr
     done = plan_command("--config=configs/tiny.py")
     assert done.returncode == 2 and "--topology" in done.stderr
+
+
+def test_the_devices_of_this_machine_are_not_taken():
+    """Of `main` itself, since JAX has read its environment by then."""
+    code = """
+import jax
+from bertjax.errors import UserError
+from bertjax.plan.__main__ import main
+try:
+    main(["--config=configs/tiny.py"])
+except UserError:
+    print(jax.config.jax_platforms)
+"""
+    environment = {k: v for k, v in os.environ.items() if k != "JAX_PLATFORMS"}
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, env=environment
+    )
+    assert done.stdout == "cpu\n", done.stderr
 
 
 @pytest.mark.skipif(importlib.util.find_spec("libtpu") is not None, reason="libtpu is here")
@@ -223,6 +295,19 @@ def test_real_compile(topology, package, devices):
     plan = json.loads(done.stdout)
     assert set(plan) >= KEYS and plan["fits"] and plan["devices"] == devices
     assert any(c["kind"] == "all-reduce" for c in plan["collectives"])
+
+
+@pytest.mark.long
+def test_real_compile_of_a_fine_tuning_on_a_mesh_that_this_machine_has_not(fine_tuning):
+    if importlib.util.find_spec("libtpu") is None:
+        pytest.skip("needs libtpu, of the extra 'plan'")
+    done = plan_command(
+        *fine_tuning, "--topology=v5e:2x4", "--config.mesh.fsdp=8", "--config.mesh.data=1", "--json"
+    )
+    assert done.returncode == 0, done.stderr
+    plan = json.loads(done.stdout)
+    assert plan["fits"] and plan["mesh"]["fsdp"] == 8
+    assert plan["parameter_bytes_per_device"] < 30_000 and plan["model_flops_per_step"] > 0
 
 
 @pytest.mark.long

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import sys
 from collections.abc import Sequence
 
 from bertjax import cli, config
@@ -60,7 +59,7 @@ def main(arguments: Sequence[str]) -> int:
         return _compare(arguments)
     command = config.load(arguments, FLAGS)
     environment = dict(os.environ)
-    _leave_devices_to_the_cells()
+    cli.use_cpu()  # this process computes shapes alone; the devices are for the cells
     flags = command.flags
     if flags["plan"] or flags["topology"]:
         return _plan(command, environment)
@@ -102,13 +101,6 @@ def _compare(arguments: Sequence[str]) -> int:
     found = compare.compare(flags.compare, flags.workdir, flags.split)
     print(json.dumps(found, indent=2) if flags.json else compare.text(found))
     return 0
-
-
-def _leave_devices_to_the_cells() -> None:
-    """This process computes shapes alone; an accelerator may serve one process at a time."""
-    os.environ["JAX_PLATFORMS"] = "cpu"
-    if "jax" in sys.modules:  # it has read its environment already
-        sys.modules["jax"].config.update("jax_platforms", "cpu")
 
 
 if __name__ == "__main__":

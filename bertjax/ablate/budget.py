@@ -50,16 +50,6 @@ def parameters(resolved: config_dict.ConfigDict, vocab_size: int) -> int:
     return sum(x.size for x in leaves) - (bert.padded_vocab_size - vocab_size) * bert.hidden_size
 
 
-def vocab_size(config: config_dict.ConfigDict) -> int:
-    """Tokens of the vocabulary, where nothing is prepared yet: as `bertjax.plan` takes it."""
-    from bertjax.plan.__main__ import make_task
-
-    resolved = configs.resolve(config)
-    command = configs.CommandLine(resolved, frozenset(), "cell", {})
-    make_task(command, resolved, "")
-    return resolved.model.vocab_size
-
-
 def with_budget(
     config: config_dict.ConfigDict, cells: Sequence[Cell], costs: Mapping[str, Cost]
 ) -> list[Cell]:
@@ -68,37 +58,46 @@ def with_budget(
     Raises:
         UserError: the budget contradicts the grid, is not known, or makes no step of a cell.
     """
-    kind, amount = config.ablate.budget, config.ablate.amount
+    kind = config.ablate.budget
     if kind == "steps":
-        if amount:
+        if amount := config.ablate.amount:
             raise UserError(
                 f"config.ablate.amount={amount:g} is for ablate.budget=tokens or flops; steps are "
                 "those of train.steps"
             )
         return list(cells)
-    if amount < 0:
-        raise UserError(f"config.ablate.amount={amount:g} must not be negative")
+    if config.ablate.amount < 0:
+        raise UserError(f"config.ablate.amount={config.ablate.amount:g} must not be negative")
     for cell in cells:
         if fixed := [k for k in ("train.steps", "train.epochs") if k in cell.values]:
             raise UserError(
                 f"config.ablate.budget={kind} decides the steps of every cell, but {cell.name} "
                 f"sets {fixed[0]}: take it out"
             )
-    each = {name: c.step_flops if kind == "flops" else c.step_tokens for name, c in costs.items()}
-    first = cells[0]
-    amount = amount or each[first.name] * first.config["train.steps"]
+    amount = _amount(config, cells[0], costs)
     if not amount:
         raise UserError(f"config.ablate.budget={kind} needs config.ablate.amount or train.steps")
     result = []
     for cell in cells:
-        steps = round(amount / each[cell.name])
+        each = _of_a_step(kind, costs[cell.name])
+        steps = round(amount / each)
         if steps < 1:
             raise UserError(
                 f"config.ablate.amount={amount:g} {kind} make no step of the cell {cell.name}, "
-                f"which takes {each[cell.name]:g} a step"
+                f"which takes {each:g} a step"
             )
         result.append(dataclasses.replace(cell, config=cell.config | {"train.steps": steps}))
     return result
+
+
+def _of_a_step(kind: str, cost: Cost) -> int:
+    return cost.step_flops if kind == "flops" else cost.step_tokens
+
+
+def _amount(config: config_dict.ConfigDict, first: Cell, costs: Mapping[str, Cost]) -> float:
+    """What each cell gets of the budget's kind: as set, or what the first takes of train.steps."""
+    each = _of_a_step(config.ablate.budget, costs[first.name])
+    return config.ablate.amount or each * first.config["train.steps"]
 
 
 def text(config: config_dict.ConfigDict, cells: Sequence[Cell], costs: Mapping[str, Cost]) -> str:
@@ -111,7 +110,6 @@ def text(config: config_dict.ConfigDict, cells: Sequence[Cell], costs: Mapping[s
         return f"all cells train {steps.pop():,} steps" if steps != {0} else (
             f"all cells train {first.config['train.epochs']:g} epochs"
         )  # fmt: skip
-    each = costs[first.name].step_flops if kind == "flops" else costs[first.name].step_tokens
-    amount = config.ablate.amount or each * first.config["train.steps"]
+    amount = _amount(config, first, costs)
     what = "training FLOPs" if kind == "flops" else "tokens (places of rows, padding counted)"
     return f"all cells train with {amount:.3g} {what}, to the nearest step"

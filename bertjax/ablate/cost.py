@@ -30,7 +30,7 @@ def plan(
     Needs no corpus: the vocabulary's size is that of model.vocab_size or data.vocab. Each plan is
     a process of `python -m bertjax.plan`; one that fails leaves its sentence in its row.
     """
-    from bertjax.plan import hardware
+    from bertjax.plan import hardware, program
 
     hardware.parse(topology)
     ablation = run.expand(config)
@@ -44,7 +44,7 @@ def plan(
     costs = {}
     for cell in ablation.pretrained:
         resolved = cell.resolved()
-        costs[cell.name] = budget.cost(resolved, budget.vocab_size(resolved))
+        costs[cell.name] = budget.cost(resolved, program.vocab_size(resolved))
     planned = budget.with_budget(config, ablation.pretrained, costs)
     rows = []
     with tempfile.TemporaryDirectory() as folder:

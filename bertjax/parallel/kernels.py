@@ -40,12 +40,22 @@ def attention_fn(config: Any, mesh: Mesh, *, train: bool) -> AttentionFn | None:
         obstacle = (
             f"it has no dropout: config.model.attention_dropout is {config.attention_dropout}"
         )
-    elif platform == "gpu" and config.head_size % 8:
-        obstacle = f"cuDNN needs heads of a multiple of 8, not {config.head_size}"
+    elif platform == "gpu":
+        obstacle = _cudnn_obstacle(config.head_size, mesh.devices.flat[0])
     if obstacle is None:
         return _by_length(on_mesh(kernel, mesh), TILE if platform == "tpu" else 1, asked)
     if asked:
         raise UserError(f"config.model.attention=fused: {obstacle}; choose auto or einsum")
+    return None
+
+
+def _cudnn_obstacle(head_size: int, device: Any) -> str | None:
+    """What bars cuDNN's flash attention: its heads are of at most 256, or 128 before Hopper."""
+    capability = getattr(device, "compute_capability", "")  # as in '8.0'
+    generation = capability.partition(".")[0]
+    most = 256 if generation.isdecimal() and int(generation) >= 9 else 128
+    if head_size % 8 or head_size > most:
+        return f"cuDNN needs heads of a multiple of 8, at most {most} here, not {head_size}"
     return None
 
 

@@ -14,26 +14,25 @@ from bertjax.plan.program import StepProgram
 from bertjax.tasks.task import Task
 
 
-def recomputed_flops(config: config_dict.ConfigDict) -> int:
-    """FLOPs that model.remat adds to a step: the layers once more, or their attention alone."""
-    bert, length = bert_config(config), config.data.seq_length
+def recomputed_flops(config: config_dict.ConfigDict, rows: int, length: int) -> int:
+    """FLOPs that model.remat adds to a step over `rows` rows of `length` tokens: the layers once
+    more, or their attention alone."""
+    bert = bert_config(config)
     layer = {
         "none": 0,
         "dots": 4 * length**2 * bert.hidden_size,
         "full": flops.layer_flops(bert, length),
     }[bert.remat]
-    return config.data.batch_size * (bert.num_layers - bert.frozen_layers) * layer
+    return rows * (bert.num_layers - bert.frozen_layers) * layer
 
 
 def summarise(
-    topology: str,
-    config: config_dict.ConfigDict,
-    task: Task,
-    hardware: Hardware,
-    program: StepProgram,
+    topology: str, task: Task, hardware: Hardware, program: StepProgram
 ) -> dict[str, Any]:
     """The plan as JSON values. Times are null where the program was refused."""
-    devices, useful = program.mesh.size, task.step_flops(task.batch_spec())
+    config, batch = task.config, task.batch_spec()
+    rows, length = batch["input_ids"].shape  # of a fine-tuning those of its longest batch
+    devices, useful = program.mesh.size, task.step_flops(batch)
     fits = not program.refused and program.peak_bytes <= hardware.memory_bytes
     times: dict[str, float] = {}
     if not program.refused:
@@ -43,13 +42,12 @@ def summarise(
         within = [c for c in program.collectives if not c.crosses_hosts]
         across = [c for c in program.collectives if c.crosses_hosts]
         times = {
-            "compute": (useful + recomputed_flops(config)) / devices / rate,
+            "compute": (useful + recomputed_flops(config, rows, length)) / devices / rate,
             "memory": program.memory_traffic / hardware.memory_bandwidth,
             "links": sum(c.link_bytes for c in within) / hardware.link_bandwidth
             + sum(c.link_bytes for c in across) / hardware.network_bandwidth,
         }
     step = max(times.values(), default=None)
-    tokens = config.data.batch_size * config.data.seq_length
     hours = None if step is None or not task.train_steps else step * task.train_steps / 3600
     return {
         "topology": topology,
@@ -69,7 +67,7 @@ def summarise(
         "compile_seconds": round(program.compile_seconds, 2),
         "roofline_seconds": times,
         "estimated_step_seconds": step,
-        "estimated_tokens_per_second": None if step is None else tokens / step,
+        "estimated_tokens_per_second": None if step is None else rows * length / step,
         "estimated_steps": task.train_steps or None,
         "estimated_hours": hours,
         "source": hardware.source,

@@ -12,10 +12,14 @@ import jax
 from jax.sharding import Mesh
 from ml_collections import config_dict
 
+from bertjax import config as configs
+from bertjax import interop, tasks
+from bertjax.data.tokenizer import Tokenizer
 from bertjax.errors import UserError
 from bertjax.parallel import mesh as meshes
 from bertjax.parallel import rules
 from bertjax.plan.hlo import Collective, Program
+from bertjax.tasks import pretrain
 from bertjax.tasks.task import Task
 from bertjax.train import step as steps
 from bertjax.train.optimizer import make_optimizer, make_schedule
@@ -52,8 +56,66 @@ def mesh_of(config: config_dict.ConfigDict, devices: list[jax.Device]) -> Mesh:
     return mesh
 
 
-def compile_step(config: config_dict.ConfigDict, task: Task, mesh: Mesh) -> StepProgram:
+def settle(
+    command: configs.CommandLine,
+) -> tuple[config_dict.ConfigDict, Tokenizer | None]:
+    """The resolved config, and the vocabulary of the checkpoint that a fine-tuning starts from.
+
+    That checkpoint decides the sizes. One to pretrain from is not read: it need not be there.
+
+    Raises:
+        UserError: a value is wrong, or the command line asks for other sizes than init_from has.
+    """
+    config = command.config
+    if not config.init_from:
+        return configs.resolve(config), None
+    if config.task == "pretrain":
+        configs.stderr("init_from is not read: the sizes are those of the config")
+        return configs.resolve(config), None
+    published = interop.read_checkpoint(config.init_from)
+    config = config_dict.ConfigDict(config.to_dict())
+    for key in configs.SIZE_KEYS:
+        asked, has = config.model[key], published.config[key]
+        if f"model.{key}" in command.explicit and asked not in (has, 0):
+            raise UserError(
+                f"config.model.{key}={asked} was asked for, but {config.init_from} has {has}: "
+                "leave it out"
+            )
+        config.model[key] = has
+    return configs.resolve(config), published.tokenizer
+
+
+def make_task(config: config_dict.ConfigDict, tokenizer: Tokenizer | None, folder: str) -> Task:
+    """The task of what `settle` gives: a pretraining one without its corpus, others with their
+    data, for which `folder` may be written to. Fills in model.vocab_size."""
+    if config.task == "pretrain":
+        config.model.vocab_size = vocab_size(config)
+        return pretrain.without_data(config)
+    if not (config.data.train or config.smoke):
+        raise UserError("config.data.train is empty, so there is no training step to plan")
+    tasks.prepare_data(config, folder, tokenizer)
+    return tasks.make_task(config, folder, tokenizer)
+
+
+def vocab_size(config: config_dict.ConfigDict) -> int:
+    """Tokens of the vocabulary of a pretraining whose corpus is not prepared."""
+    if config.model.vocab_size:
+        return config.model.vocab_size
+    kind, _, number = config.data.vocab.partition(":")
+    if kind == "train" and number.isdecimal():
+        size, origin = int(number), f"by config.data.vocab={config.data.vocab}"
+    elif config.data.vocab:
+        size = Tokenizer.load(config.data.vocab).vocab_size
+        origin = f"as in {config.data.vocab}"
+    else:
+        size, origin = 30522, "as in the published models, since config.model.vocab_size is 0"
+    configs.stderr(f"vocabulary: {size} tokens, {origin}")
+    return size
+
+
+def compile_step(task: Task, mesh: Mesh) -> StepProgram:
     """Lower and compile what bertjax.train.loop runs; an answer even where memory is exceeded."""
+    config = task.config
     schedule = make_schedule(config.optimizer, max(1, task.train_steps))
     params = steps.abstract_params(task, mesh)
     optimizer = make_optimizer(config.optimizer, schedule, params)

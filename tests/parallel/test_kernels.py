@@ -75,9 +75,9 @@ def test_kernel_on_a_mesh_equals_one_device(shape):
     assert_same(jax.jit(kernels.on_mesh(dot_product, mesh)))
 
 
-def mesh_of(platform: str):
-    """What attention_fn asks of a mesh: the platform of its devices."""
-    device = types.SimpleNamespace(platform=platform)
+def mesh_of(platform: str, capability: str):
+    """What attention_fn asks of a mesh: the platform of its devices, and a GPU's generation."""
+    device = types.SimpleNamespace(platform=platform, compute_capability=capability)
     devices = np.array([[[device]]], dtype=object)
     return types.SimpleNamespace(devices=devices)
 
@@ -88,9 +88,9 @@ def chosen(monkeypatch):
     monkeypatch.setattr(kernels, "on_mesh", lambda kernel, mesh: kernel)
     monkeypatch.setattr(kernels, "_by_length", lambda kernel, tile, asked: kernel)
 
-    def choose(overrides, platform="tpu", train=True):
+    def choose(overrides, platform="tpu", train=True, capability="9.0"):
         config = BertConfig(**({"dtype": "bfloat16"} | overrides))
-        return kernels.attention_fn(config, mesh_of(platform), train=train)
+        return kernels.attention_fn(config, mesh_of(platform, capability), train=train)
 
     return choose
 
@@ -104,6 +104,24 @@ def test_auto_takes_the_kernel_only_where_it_computes_the_same(chosen):
     assert chosen({"attention_dropout": 0.1}, "tpu", train=False) is kernels.flash
     assert chosen(no_dropout | {"dtype": "float32"}, "tpu") is None
     assert chosen(no_dropout | {"attention": "einsum"}, "tpu") is None
+
+
+@pytest.mark.parametrize(
+    ("heads", "capability", "taken"),
+    [
+        (6, "8.0", True), (6, "9.0", True),  # 128
+        (3, "8.0", False), (3, "8.9", False), (3, "9.0", True), (3, "10.0", True),  # 256
+        (2, "9.0", False),  # 384
+    ],
+)  # fmt: skip
+def test_heads_that_cudnn_takes_by_generation(chosen, heads, capability, taken):
+    """The rule of JAX's own check, which raises NotImplementedError while the step is traced."""
+    overrides = {"attention_dropout": 0.0, "num_heads": heads}  # of 768 / heads each
+    got = chosen(overrides, "gpu", capability=capability)
+    assert got is (kernels.cudnn if taken else None)
+    if not taken:
+        with pytest.raises(UserError, match=f"at most .*, not {768 // heads}"):
+            chosen(overrides | {"attention": "fused"}, "gpu", capability=capability)
 
 
 @pytest.mark.parametrize(
