@@ -23,7 +23,7 @@ from etils import epath
 
 from bertjax.data import pipeline as local
 from bertjax.data import report as reporting
-from bertjax.data import storage
+from bertjax.data import storage, store
 from bertjax.data.corpus import open_source
 from bertjax.data.encoder import EncodedChunk, EncodedPiece, Encoder, Piece, digest64, digest_bytes
 from bertjax.data.pipeline import Figures
@@ -52,7 +52,7 @@ class Request:
 class Corpus(tfds.core.GeneratorBasedBuilder):
     """A TFDS dataset of token ids whose records say which document they belong to."""
 
-    VERSION = tfds.core.Version(storage.VERSION)
+    VERSION = tfds.core.Version(store.VERSION)
 
     def __init__(self, *, requests: list[Request], splits: list[str], **options: Any) -> None:
         self._requests = requests

@@ -25,8 +25,6 @@ from bertjax.data import pipeline
 from bertjax.data import report as reporting
 from bertjax.data import segmenter as segmenting
 from bertjax.data.corpus import (
-    FINGERPRINT,
-    UNFINISHED,
     Source,
     exists,
     open_source,
@@ -35,7 +33,8 @@ from bertjax.data.corpus import (
 from bertjax.data.encoder import Encoder
 from bertjax.data.pipeline import Chooser, Figures, Progress, watched
 from bertjax.data.reading import Reading
-from bertjax.data.storage import CORPUS, INDEX, REPORT, StoredIndex, digest_of_folder
+from bertjax.data.storage import digest_of_folder
+from bertjax.data.store import CORPUS, FINGERPRINT, INDEX, REPORT, UNFINISHED, StoredIndex
 from bertjax.data.tokenizer import Tokenizer, is_cased
 from bertjax.data.tokenizer_files import CONFIG_FILE, VOCAB_FILE
 from bertjax.errors import UserError
@@ -344,7 +343,9 @@ def _finish(
 ) -> None:
     """The report and, last of all, the fingerprint."""
     tokenizer = encoder.tokenizer
-    random_share, padding = reporting.pair_figures(StoredIndex(folder, "train"), seq_length)
+    random_share, padding = reporting.pair_figures(
+        StoredIndex(os.fspath(folder), "train"), seq_length
+    )
     report: dict[str, Any] = {
         "source": source,
         "language": encoder.language,

@@ -39,10 +39,9 @@ from bertjax.data.reading import (
     kind,
     read_file,
 )
+from bertjax.data.store import FINGERPRINT, UNFINISHED
 from bertjax.errors import UserError
 
-# Files that mark the folder of a prepared corpus, finished or not.
-FINGERPRINT, UNFINISHED = "fingerprint.json", "UNFINISHED"
 _REMEDIES = {  # of files that are no text, by their extension
     **dict.fromkeys((".json", ".csv", ".tsv"), "write its texts one a row in .jsonl or .parquet"),
     **dict.fromkeys((".bz2", ".xz", ".zip", ".tar", ".7z"), "unpack it, or use gzip or zstd"),

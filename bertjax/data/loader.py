@@ -21,6 +21,8 @@ from bertjax.errors import UserError
 
 Batch = Mapping[str, np.ndarray]
 
+_AHEAD = 4  # batches that are made before they are asked for, by each worker
+
 
 class PretrainLoader:
     """Unmasked pretraining batches from a prepared corpus (keys: docs/architecture.md).
@@ -39,7 +41,6 @@ class PretrainLoader:
       continuation: bool [vocab_size], '##' pieces: asks for `continues`, which whole-word
         masking needs. What a word segmenter stored in the corpus goes before it.
       workers: worker processes; 0 assembles in a background thread of this process.
-      prefetch: batches made ahead (by each worker).
 
     Attributes:
       examples_per_epoch: sequences of an epoch (a pair with `nsp`).
@@ -62,7 +63,6 @@ class PretrainLoader:
         packing: bool = False,
         continuation: np.ndarray | None = None,
         workers: int = 0,
-        prefetch: int = 4,
     ):
         if batch_size < 1:
             raise UserError(f"data.batch_size is {batch_size}; it must be at least 1")
@@ -71,7 +71,7 @@ class PretrainLoader:
         except UserError as error:
             raise UserError(f"{corpus.folder}, split {corpus.split!r}: {error}") from None
         self.packer = Packer(self.examples) if packing else None
-        self.batch_size, self._workers, self._prefetch = batch_size, workers, prefetch
+        self.batch_size, self._workers = batch_size, workers
         self._writer = _RowWriter(
             corpus, seq_length, cls_id, sep_id, pad_id, vocab_size, continuation
         )
@@ -107,11 +107,11 @@ class PretrainLoader:
         return notes + (self.packer.notes() if self.packer else [])
 
     def _iterate(self, steps: _Steps) -> Iterator[Batch]:
-        options = grain.ReadOptions(num_threads=1, prefetch_buffer_size=self._prefetch)
+        options = grain.ReadOptions(num_threads=1, prefetch_buffer_size=_AHEAD)
         dataset = grain.MapDataset.source(steps).to_iter_dataset(options)
         if self._workers:
             dataset = dataset.mp_prefetch(
-                grain.MultiprocessingOptions(self._workers, per_worker_buffer_size=self._prefetch)
+                grain.MultiprocessingOptions(self._workers, per_worker_buffer_size=_AHEAD)
             )
         iterator = iter(dataset)
         try:

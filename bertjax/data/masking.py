@@ -53,7 +53,6 @@ def mask_tokens(
     vocab_size: int,
     replace: tuple[float, float, float] = (0.8, 0.1, 0.1),
     continues: jax.Array | None = None,
-    allow_special_replacements: bool = False,
 ) -> dict[str, jax.Array]:
     """Choose the tokens to predict and replace them, anew for each (key, epoch, index).
 
@@ -78,8 +77,6 @@ def mask_tokens(
       vocab_size: real entries of the vocabulary, without padding rows.
       replace: probabilities of [MASK], of a random token and of no change.
       continues: [B, S] bool, whether a token continues the word of the token before it.
-      allow_special_replacements: draw random tokens from all of the vocabulary, special ones
-        included, as the reference release does.
 
     Returns:
       input_ids [B, S] with replacements; masked_positions [B, P] int32, ascending;
@@ -89,9 +86,7 @@ def mask_tokens(
     if len(replace) != 3 or min(replace) < 0 or abs(sum(replace) - 1) > 1e-6:
         raise UserError(f"replace is {replace}; give three probabilities that add up to 1")
     special = np.unique(np.asarray(special_ids, np.int32))
-    ordinary = np.arange(vocab_size, dtype=np.int32)
-    if not allow_special_replacements:
-        ordinary = np.setdiff1d(ordinary, special)
+    ordinary = np.setdiff1d(np.arange(vocab_size, dtype=np.int32), special)
     size, length = int(np.max(counts)), input_ids.shape[1]
 
     def mask_row(ids, mask, which, joined):

@@ -15,9 +15,8 @@ import numpy as np
 from etils import epath
 
 from bertjax.data.encoder import EncodedPiece
+from bertjax.data.store import CORPUS, INDEX, NAME
 
-NAME, VERSION = "corpus", "1.0.0"
-CORPUS, INDEX, REPORT = f"{NAME}/{VERSION}", "index", "data_report.json"
 SHARD = 64 << 20  # bytes of records in a shard, about
 _TEMPLATE = "{DATASET}-{SPLIT}.{FILEFORMAT}-{SHARD_INDEX}"
 
@@ -191,23 +190,6 @@ class SplitWriter:
         if self._shard is not None:
             self._close_shard()
         self.index.close()
-
-
-class StoredIndex:
-    """The index of a split, memory-mapped, before the corpus is finished (`pairs.Index`)."""
-
-    def __init__(self, folder: epath.Path, split: str) -> None:
-        self.lengths, self.offsets, self.documents = (
-            np.load(folder / INDEX / f"{split}.{name}.npy", mmap_mode="r")
-            for name in ("lengths", "offsets", "documents")
-        )
-
-    def chunks(self, records: int = 1 << 20) -> Iterator[tuple[np.ndarray, ...]]:
-        """(lengths, offsets, documents) of `records` records at a time, in order."""
-        for start in range(0, len(self.documents), records):
-            offsets = self.offsets[start : start + records + 1]
-            lengths = self.lengths[offsets[0] : offsets[-1]]
-            yield lengths, offsets - offsets[0], self.documents[start : start + records]
 
 
 def features(continues: bool) -> Any:

@@ -10,12 +10,17 @@ from etils import epath
 
 from bertjax.errors import UserError
 
+# What a prepared folder holds.
+NAME, VERSION = "corpus", "1.0.0"
+CORPUS, INDEX, REPORT = f"{NAME}/{VERSION}", "index", "data_report.json"
+# Files that mark it, finished or not.
+FINGERPRINT, UNFINISHED = "fingerprint.json", "UNFINISHED"
 
-class PreparedCorpus:
-    """One split of a folder that `bertjax.prepare` made (layout: docs/architecture.md).
 
-    Nothing of the corpus is loaded: the index is memory-mapped where the folder is local, and
-    a record is read when it is asked for. Opened again, not copied, in worker processes.
+class StoredIndex:
+    """The index of one split: which sentences there are, in which records and documents.
+
+    It is memory-mapped where the folder is local.
 
     Attributes:
       lengths: uint16 [sentences], tokens of each sentence in record order.
@@ -25,24 +30,9 @@ class PreparedCorpus:
 
     def __init__(self, folder: str, split: str):
         self.folder, self.split = str(folder), split
-        root = epath.Path(folder)
-        if not (root / "index").is_dir():
-            raise UserError(
-                f"{folder} is not a prepared corpus (it has no folder index); "
-                "make one with python -m bertjax.prepare --out=FOLDER"
-            )
-        if not (root / "fingerprint.json").exists():
-            raise UserError(
-                f"the corpus in {folder} is unfinished (it has no fingerprint.json); "
-                "run python -m bertjax.prepare again"
-            )
-        if not (root / "index" / f"{split}.lengths.npy").exists():
-            names = sorted(path.name.split(".")[0] for path in root.glob("index/*.lengths.npy"))
-            raise UserError(f"{folder} has no split {split!r}; it has {', '.join(names)}")
         self.lengths = self._index("lengths")
         self.offsets = self._index("offsets")
         self.documents = self._index("documents")
-        self._source: Any = None
         records = len(self.documents)
         if len(self.offsets) != records + 1 or self.offsets[-1] != len(self.lengths):
             raise UserError(
@@ -51,7 +41,7 @@ class PreparedCorpus:
             )
 
     def _index(self, name: str) -> np.ndarray:
-        path = epath.Path(self.folder) / "index" / f"{self.split}.{name}.npy"
+        path = epath.Path(self.folder) / INDEX / f"{self.split}.{name}.npy"
         try:
             mapped = np.load(path, mmap_mode="r")
             return mapped.view(np.ndarray)  # whose slices cost less than a memmap's
@@ -82,6 +72,32 @@ class PreparedCorpus:
         counts = np.array(self._index("counts"))
         return np.pad(counts, (0, max(0, vocab_size - len(counts))))[:vocab_size]
 
+
+class PreparedCorpus(StoredIndex):
+    """One split of a folder that `bertjax.prepare` made (layout: docs/architecture.md).
+
+    Nothing of the corpus is loaded: a record is read when it is asked for. Opened again, not
+    copied, in worker processes.
+    """
+
+    def __init__(self, folder: str, split: str):
+        root = epath.Path(folder)
+        if not (root / INDEX).is_dir():
+            raise UserError(
+                f"{folder} is not a prepared corpus (it has no folder {INDEX}); "
+                "make one with python -m bertjax.prepare --out=FOLDER"
+            )
+        if not (root / FINGERPRINT).exists():
+            raise UserError(
+                f"the corpus in {folder} is unfinished (it has no {FINGERPRINT}); "
+                "run python -m bertjax.prepare again"
+            )
+        if not (root / INDEX / f"{split}.lengths.npy").exists():
+            names = sorted(path.name.split(".")[0] for path in root.glob(f"{INDEX}/*.lengths.npy"))
+            raise UserError(f"{folder} has no split {split!r}; it has {', '.join(names)}")
+        super().__init__(folder, split)
+        self._source: Any = None
+
     def read(self, records: Iterable[int]) -> list[Mapping[str, np.ndarray]]:
         """The records with these numbers: 'ids' int32 [n], with a segmenter 'continues' too."""
         if self._source is None:
@@ -94,7 +110,7 @@ class PreparedCorpus:
     def _open(self) -> Any:
         import tensorflow_datasets as tfds  # slow to import, and only reading needs it
 
-        builder = tfds.builder_from_directory(epath.Path(self.folder) / "corpus" / "1.0.0")
+        builder = tfds.builder_from_directory(epath.Path(self.folder) / CORPUS)
         source = builder.as_data_source(split=self.split)
         if len(source) != len(self):
             raise UserError(

@@ -17,7 +17,7 @@ from bertjax.data.store import PreparedCorpus
 from bertjax.data.tokenizer import Tokenizer
 from bertjax.errors import UserError
 from bertjax.report.gather import corpus_of
-from bertjax.tasks import finetune
+from bertjax.tasks.sources import split_sources
 from bertjax.train import workdir as workdirs
 
 # Of a held-out corpus: this many documents, evenly spread, and sentences of each.
@@ -76,7 +76,7 @@ def read(path: str) -> dict[str, Texts]:
     config = run_config(path)
     if config.task == "pretrain":
         return _corpus(path, config.to_dict())
-    sources = {s: x for s, x in finetune.split_sources(config).items() if s != "train"}
+    sources = {s: x for s, x in split_sources(config).items() if s != "train"}
     if not sources:
         raise UserError("the run has no held-out examples.")
     module = importlib.import_module(f"bertjax.tasks.{config.task}")

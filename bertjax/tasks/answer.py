@@ -22,7 +22,7 @@ from bertjax.data.questions import Question, read_questions
 from bertjax.data.tokenizer import Tokenizer
 from bertjax.errors import UserError
 from bertjax.model.heads import PADDED_LOGIT, BertForQuestionAnswering
-from bertjax.tasks import finetune, results, smoke, spans, squad
+from bertjax.tasks import results, smoke, sources, spans, squad
 from bertjax.tasks.finetune import EncodedRows, FineTune
 from bertjax.tasks.task import Mean
 from bertjax.train import loss
@@ -62,11 +62,11 @@ def read(config: config_dict.ConfigDict, split: str, source: str) -> Examples:
         )
     if unlabelled:
         notes.append(f"{source} has no answers: it gets predictions, not scores")
-    chosen = finetune.drawn(len(questions), split, config)
+    chosen = sources.drawn(len(questions), split, config)
     if len(chosen) < len(questions):
         notes.append(f"{source}: {len(chosen)} of {len(questions)} questions are used")
         questions = [questions[i] for i in chosen]
-    finetune.say_all(notes)
+    sources.say_all(notes)
     return Examples(source, questions, not unlabelled)
 
 
@@ -152,16 +152,19 @@ def _say(source: str, questions: int, windows: int, cut: int, moved: int, missin
             f"warning: {source}: {missing} questions are left out: their answers are not in their "
             "contexts"
         )
-    finetune.say_all(notes)
+    sources.say_all(notes)
 
 
 def prepare_data(config: config_dict.ConfigDict, workdir: str, tokenizer: Tokenizer | None) -> None:
     """Make the smoke run's data, and a vocabulary where data.vocab asks to learn one."""
     smoke.write(config, workdir)
-    if tokenizer is None and config.data.vocab.startswith("train:"):
-        train = read(config, "train", finetune.split_sources(config)["train"])
-        texts = dict.fromkeys(q.context for q in train.questions)
-        finetune.learn_vocabulary(config, workdir, [*texts, *(q.question for q in train.questions)])
+
+    def texts() -> list[str]:
+        questions = read(config, "train", sources.split_sources(config)["train"]).questions
+        contexts = dict.fromkeys(question.context for question in questions)
+        return [*contexts, *(question.question for question in questions)]
+
+    sources.learn_vocabulary(config, workdir, tokenizer, texts)
 
 
 def from_config(
@@ -169,9 +172,9 @@ def from_config(
 ) -> Answer:
     """The task of a resolved config, after `prepare_data`; fills in model.vocab_size."""
     smoke.use(config, workdir)
-    sources = finetune.split_sources(config)
-    splits = {split: read(config, split, source) for split, source in sources.items()}
-    tokenizer = finetune.find_tokenizer(config, workdir, tokenizer)
+    by_split = sources.split_sources(config)
+    splits = {split: read(config, split, source) for split, source in by_split.items()}
+    tokenizer = sources.find_tokenizer(config, workdir, tokenizer)
     return Answer(config, tokenizer, splits)
 
 
@@ -202,7 +205,7 @@ class Answer(FineTune):
         model = BertForQuestionAnswering(bert_config(config))
         rows = {split: encoded.rows for split, encoded in self._encoded.items()}
         super().__init__(config, tokenizer, model, rows, "f1")
-        finetune.say_all([
+        sources.say_all([
             f"questions {'may have no answer' if self.unanswerable else 'all have an answer'}; "
             f"scored as {'CMRC, by characters' if self.score_kind == 'cmrc' else 'SQuAD, by words'}"
         ])  # fmt: skip

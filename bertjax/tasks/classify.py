@@ -19,7 +19,7 @@ from bertjax.config import bert_config
 from bertjax.data.tokenizer import Tokenizer
 from bertjax.errors import UserError
 from bertjax.model.heads import BertForClassification
-from bertjax.tasks import finetune, glue, labels, results, smoke
+from bertjax.tasks import glue, labels, results, smoke, sources
 from bertjax.tasks.finetune import FineTune
 from bertjax.tasks.task import Mean
 from bertjax.tasks.text_examples import (
@@ -60,9 +60,12 @@ def pooled(rows: np.ndarray, example: np.ndarray) -> np.ndarray:
 def prepare_data(config: config_dict.ConfigDict, workdir: str, tokenizer: Tokenizer | None) -> None:
     """Make the smoke run's data, and a vocabulary where data.vocab asks to learn one."""
     smoke.write(config, workdir)
-    if tokenizer is None and config.data.vocab.startswith("train:"):
-        train = read(config, "train", finetune.split_sources(config)["train"])
-        finetune.learn_vocabulary(config, workdir, [*train.texts, *(train.pairs or ())])
+
+    def texts() -> list[str]:
+        train = read(config, "train", sources.split_sources(config)["train"])
+        return [*train.texts, *(train.pairs or ())]
+
+    sources.learn_vocabulary(config, workdir, tokenizer, texts)
 
 
 def from_config(
@@ -73,11 +76,11 @@ def from_config(
 ) -> Classify:
     """The task of a resolved config, after `prepare_data`; fills in model.vocab_size."""
     smoke.use(config, workdir)
-    sources = finetune.split_sources(config)
+    by_split = sources.split_sources(config)
     splits: dict[str, Examples] = {}
-    for split, source in sources.items():  # the training set first
+    for split, source in by_split.items():  # the training set first
         splits[split] = read(config, split, source, splits.get("train"))
-    tokenizer = finetune.find_tokenizer(config, workdir, tokenizer)
+    tokenizer = sources.find_tokenizer(config, workdir, tokenizer)
     names, fresh = _settle_labels(config, splits, known_labels)
     task = Classify(config, tokenizer, splits, names)
     task.fresh_head = fresh
@@ -114,7 +117,7 @@ def _settle_labels(
         used = label_names(config, train.targets)
         missing = [name for name in names if name not in used]
         if missing:
-            finetune.say_all([f"warning: no row of {train.source} in use is {', '.join(missing)}"])
+            sources.say_all([f"warning: no row of {train.source} in use is {', '.join(missing)}"])
     return names, fresh
 
 
@@ -192,7 +195,7 @@ class Classify(FineTune):
                 text = labels.counts_text([x for t in part.targets for x in t], self.labels)
             else:
                 text = labels.counts_text(part.targets, self.labels)
-            finetune.say_all([f"{split}: {count:,} examples; {text}"])
+            sources.say_all([f"{split}: {count:,} examples; {text}"])
 
     # The model's side.
 

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from bertjax.errors import UserError
-from bertjax.tasks.finetune import places
+from bertjax.tasks.sources import places
 
 
 def ordered(labels: Iterable[str]) -> tuple[str, ...]:

@@ -8,8 +8,6 @@ figures of different runs on one corpus can be compared.
 from __future__ import annotations
 
 import json
-import os
-import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -21,15 +19,14 @@ from ml_collections import config_dict
 
 from bertjax.config import bert_config, stderr
 from bertjax.data import builder
-from bertjax.data.corpus import exists, open_source, path_of
-from bertjax.data.display import display
 from bertjax.data.loader import PretrainLoader
 from bertjax.data.masking import mask_counts, mask_tokens
 from bertjax.data.report import NO_WORDS, lacks_words
-from bertjax.data.store import PreparedCorpus
+from bertjax.data.store import FINGERPRINT, PreparedCorpus
 from bertjax.data.tokenizer import SPECIAL_TOKENS, Tokenizer
 from bertjax.errors import UserError
 from bertjax.model.heads import BertForPreTraining
+from bertjax.tasks.corpus import corpus_folder, prepare_data
 from bertjax.tasks.task import Batch, Mean, Rows, Task, bert_step_flops, steps_of
 from bertjax.train.loss import accuracy, cross_entropy, ignore_labels
 
@@ -41,56 +38,16 @@ MASK_STREAM = 0x3A5C
 EXAMPLES_SHOWN = 4
 # Sequences a packed row of an ordinary corpus, where none is there to say it.
 PACKED_SEQUENCES = 3
-# In a workdir: what the corpus beside it was prepared from.
-REQUEST = "corpus_request.json"
 
-
-def prepare_data(config: config_dict.ConfigDict, workdir: str, tokenizer: Tokenizer | None) -> None:
-    """Prepare a raw `data.source` in the workdir, unless that is done. For one process.
-
-    A vocabulary that the run starts from is kept; otherwise data.vocab says which to take or
-    train.
-    """
-    source = _source(config)
-    if _is_prepared(source):
-        return
-    data = config.data
-    folder, request = epath.Path(_own_corpus(workdir)), epath.Path(workdir) / REQUEST
-    vocab = tokenizer.fingerprint if tokenizer else data.vocab
-    wanted = {
-        "source": source, "vocab": vocab, "lower_case": data.lower_case,
-        "language": data.language, "held_out": data.held_out,
-    }  # fmt: skip
-    if _is_prepared(folder) and request.exists() and json.loads(request.read_text()) == wanted:
-        return
-    if not vocab:
-        raise UserError(
-            f"config.data.source={source} is a raw source and needs config.data.vocab: a "
-            "vocabulary file, or train:SIZE to learn one"
-        )
-    folder.rmtree(missing_ok=True)
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    if tokenizer is not None:
-        kept = epath.Path(workdir) / "vocabulary"
-        tokenizer.save(kept)
-        vocab = str(kept)
-    # A given vocabulary decides on lower-casing, unless that is turned off.
-    given = not vocab.startswith("train:")
-    lower_case = None if given and data.lower_case else data.lower_case
-    with display() as shown:
-        builder.prepare(
-            source, vocab, folder, lower_case=lower_case, language=data.language,
-            held_out=data.held_out, seq_length=data.seq_length, progress=shown,
-        )  # fmt: skip
-    request.write_text(json.dumps(wanted))
+# `tasks` asks every task module for prepare_data and from_config.
+__all__ = ["Pretrain", "from_config", "prepare_data", "without_data"]
 
 
 def from_config(
     config: config_dict.ConfigDict, workdir: str, tokenizer: Tokenizer | None
 ) -> Pretrain:
     """The task of a resolved config, after `prepare_data`; fills in model.vocab_size."""
-    source = _source(config)
-    folder = source if _is_prepared(source) else _own_corpus(workdir)
+    folder = corpus_folder(config, workdir)
     corpus = builder.open_prepared(folder, tokenizer.fingerprint if tokenizer else None)
     tokenizer = tokenizer or Tokenizer.load(corpus)
     if config.model.vocab_size not in (0, tokenizer.vocab_size):
@@ -113,43 +70,6 @@ def without_data(config: config_dict.ConfigDict) -> Pretrain:
     """
     words = [f"[unused{i}]" for i in range(config.model.vocab_size - len(SPECIAL_TOKENS))]
     return Pretrain(config, None, Tokenizer([*SPECIAL_TOKENS, *words]))
-
-
-def _own_corpus(workdir: str) -> str:
-    return f"{workdir}/corpus"
-
-
-def _is_prepared(folder: epath.PathLike) -> bool:
-    return bool(folder) and exists(path_of(os.fspath(folder)) / builder.FINGERPRINT)
-
-
-def _source(config: config_dict.ConfigDict) -> str:
-    """config.data.source, or the embedded text where a smoke run finds nothing there."""
-    source = config.data.source
-    if _is_prepared(source):
-        return source
-    if source and (epath.Path(source) / builder.UNFINISHED).exists():
-        raise UserError(
-            f"config.data.source={source!r} was not finished: run its python -m bertjax.prepare "
-            "again"
-        )
-    try:
-        open_source(source)
-    except UserError as error:
-        name = source.strip()
-        there = bool(name) and exists(path_of(name))
-        if there or not config.smoke:
-            message = f"config.data.source={source!r}: {error}"
-            if not there and re.fullmatch(r"[^,:*]*", name):
-                message += (
-                    "; make a corpus with python -m bertjax.prepare --source=TEXT "
-                    f"--vocab=train:30522 --out={name or 'DIR'}"
-                )
-            raise UserError(message) from None
-        stderr(f"smoke: nothing at config.data.source={source!r}, so the embedded text is used")
-        config.data.source, config.data.vocab = "python_docs", "train:2000"
-        return config.data.source
-    return source
 
 
 class Pretrain(Task):
@@ -182,7 +102,7 @@ class Pretrain(Task):
     def _open(self, corpus: str) -> None:
         data, steps = self.config.data, self.config.train
         self._report = builder.read_report(corpus)
-        self._fingerprint = json.loads((epath.Path(corpus) / builder.FINGERPRINT).read_text())
+        self._fingerprint = json.loads((epath.Path(corpus) / FINGERPRINT).read_text())
         self._corpora: dict[str, PreparedCorpus]
         self._corpora = {s: PreparedCorpus(corpus, s) for s in builder.split_names(corpus)}
         self.eval_splits = tuple(split for split in self._corpora if split != "train")

@@ -23,7 +23,7 @@ from bertjax.data.sentences import Sentence, read_sentences
 from bertjax.data.tokenizer import Tokenizer
 from bertjax.errors import UserError
 from bertjax.model.heads import BertForTagging
-from bertjax.tasks import finetune, labels, results, smoke
+from bertjax.tasks import labels, results, smoke, sources
 from bertjax.tasks.finetune import EncodedRows, FineTune
 from bertjax.tasks.task import Mean
 from bertjax.tasks.words import (
@@ -69,10 +69,10 @@ def read(config: config_dict.ConfigDict, split: str, source: str) -> Examples:
         notes.append(f"{source} has no labels: it gets predictions, not scores")
     if data.document_context:
         notes.append(_documents(source, sentences))
-    chosen = finetune.drawn(len(sentences), split, config)
+    chosen = sources.drawn(len(sentences), split, config)
     if len(chosen) < len(sentences):
         notes.append(f"{source}: {len(chosen)} of {len(sentences)} sentences are used")
-    finetune.say_all(notes)
+    sources.say_all(notes)
     return Examples(source, [sentences[i] for i in chosen], labelled, sentences, chosen)
 
 
@@ -117,7 +117,7 @@ def encode(
             windows.append(window)
             example.append(number)
             targets.append(target)
-    finetune.say_all(_notes(examples, data.seq_length, tokenizer, pieces, example))
+    sources.say_all(_notes(examples, data.seq_length, tokenizer, pieces, example))
     ids = [window.ids for window in windows]
     rows = EncodedRows(
         ids,
@@ -172,9 +172,12 @@ def scheme_of(names: Sequence[str]) -> str:
 def prepare_data(config: config_dict.ConfigDict, workdir: str, tokenizer: Tokenizer | None) -> None:
     """Make the smoke run's data, and a vocabulary where data.vocab asks to learn one."""
     smoke.write(config, workdir)
-    if tokenizer is None and config.data.vocab.startswith("train:"):
-        train = read(config, "train", finetune.split_sources(config)["train"])
-        finetune.learn_vocabulary(config, workdir, (" ".join(s.words) for s in train.sentences))
+
+    def texts() -> list[str]:
+        train = read(config, "train", sources.split_sources(config)["train"])
+        return [" ".join(sentence.words) for sentence in train.sentences]
+
+    sources.learn_vocabulary(config, workdir, tokenizer, texts)
 
 
 def from_config(
@@ -185,9 +188,9 @@ def from_config(
 ) -> Tag:
     """The task of a resolved config, after `prepare_data`; fills in model.vocab_size."""
     smoke.use(config, workdir)
-    sources = finetune.split_sources(config)
-    splits = {split: read(config, split, source) for split, source in sources.items()}
-    tokenizer = finetune.find_tokenizer(config, workdir, tokenizer)
+    by_split = sources.split_sources(config)
+    splits = {split: read(config, split, source) for split, source in by_split.items()}
+    tokenizer = sources.find_tokenizer(config, workdir, tokenizer)
     room = config.data.seq_length - 2
     if config.data.window_overlap > room // 2:
         raise UserError(
@@ -200,7 +203,7 @@ def from_config(
         found = {label for s in splits["train"].file for label in s.labels}
         if len(found) < 2:
             raise UserError(
-                f"every word of {sources['train']} has the label '{next(iter(found))}': a tagger "
+                f"every word of {by_split['train']} has the label '{next(iter(found))}': a tagger "
                 "needs two or more"
             )
     elif known_labels is None:
@@ -243,7 +246,7 @@ class Tag(FineTune):
         rows = {split: rows for split, (rows, _) in encoded.items()}
         super().__init__(config, tokenizer, model, rows, METRIC[self.scheme])
         mode = ", seqeval's default mode, which equals conlleval"
-        finetune.say_all([
+        sources.say_all([
             f"labels: {', '.join(names)}; scored by {METRIC[self.scheme]}"
             f"{'' if self.scheme == TOKENS else mode}"
         ])  # fmt: skip
@@ -251,7 +254,7 @@ class Tag(FineTune):
             if part.labelled:
                 given = [label for s in part.sentences for label in s.labels]
                 text = labels.counts_text(given, names)
-                finetune.say_all([f"{split}: {len(part.sentences):,} sentences; {text}"])
+                sources.say_all([f"{split}: {len(part.sentences):,} sentences; {text}"])
 
     def losses(
         self, params: Any, inputs: Mapping[str, jax.Array], *, dropout_key: jax.Array | None

@@ -13,7 +13,7 @@ from ml_collections import config_dict
 from bertjax.data.tables import Table, read_table
 from bertjax.data.tokenizer import Tokenizer
 from bertjax.errors import UserError
-from bertjax.tasks import finetune, glue, labels
+from bertjax.tasks import glue, labels, sources
 from bertjax.tasks.finetune import EncodedRows
 from bertjax.tasks.texts import text_rows
 
@@ -60,18 +60,16 @@ def read(
     texts = _strings(table, data.text_column, "data.text_column")
     pairs = _strings(table, data.pair_column, "data.pair_column") if data.pair_column else None
     targets = _targets(config, table, split, spec)
-    finetune.say_all(table.notes)
+    sources.say_all(table.notes)
     empty = [place for place, text in zip(table.places, texts, strict=True) if not text.strip()]
     if empty:
-        finetune.say_all(
-            [f"warning: {source}: {len(empty)} empty texts ({finetune.places(empty)})"]
-        )
+        sources.say_all([f"warning: {source}: {len(empty)} empty texts ({sources.places(empty)})"])
     names = label_names(config, targets)
     examples = Examples(source, texts, pairs, targets, table.places, names, table)
-    chosen = finetune.drawn(len(texts), split, config)
+    chosen = sources.drawn(len(texts), split, config)
     if len(chosen) == len(texts):
         return examples
-    finetune.say_all([f"{source}: {len(chosen)} of {len(texts)} examples are used"])
+    sources.say_all([f"{source}: {len(chosen)} of {len(texts)} examples are used"])
     return dataclasses.replace(
         examples,
         **{
@@ -152,8 +150,8 @@ def encode(config: config_dict.ConfigDict, tokenizer: Tokenizer, examples: Examp
         )
     lost = [i for i, ids in enumerate(first) if not ids and examples.texts[i].strip()]
     if lost:
-        where = finetune.places([examples.places[i] for i in lost])
-        finetune.say_all(
+        where = sources.places([examples.places[i] for i in lost])
+        sources.say_all(
             [f"warning: {examples.source}: no token is left of {len(lost)} texts ({where})"]
         )
     ids, starts, example, weight, cut = [], [], [], [], 0
@@ -169,10 +167,10 @@ def encode(config: config_dict.ConfigDict, tokenizer: Tokenizer, examples: Examp
             example.append(number)
             weight.append(1 / len(rows))
     if cut:
-        finetune.say_all([
+        sources.say_all([
             f"{examples.source}: {cut:,} of {len(first):,} texts are longer than config.data."
             f"seq_length={data.seq_length} and are cut (config.data.long_text={data.long_text})"
         ])  # fmt: skip
     elif len(ids) > len(first):
-        finetune.say_all([f"{examples.source}: {len(first):,} texts in {len(ids):,} windows"])
+        sources.say_all([f"{examples.source}: {len(first):,} texts in {len(ids):,} windows"])
     return EncodedRows(ids, np.array(starts), np.array(example), np.array(weight, np.float32))

@@ -10,8 +10,6 @@ from collections.abc import Sequence
 
 from bertjax.data.windows import owned_windows
 
-LONG_TEXT = ("head", "tail", "head_tail", "windows")
-
 
 @dataclasses.dataclass(frozen=True)
 class TextRow:

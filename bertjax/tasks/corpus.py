@@ -1,0 +1,106 @@
+"""The corpus of a pretraining run: one that is prepared, or prepared here from a raw source."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+
+from etils import epath
+from ml_collections import config_dict
+
+from bertjax.config import stderr
+from bertjax.data import builder
+from bertjax.data.corpus import exists, open_source, path_of
+from bertjax.data.display import display
+from bertjax.data.store import FINGERPRINT, UNFINISHED
+from bertjax.data.tokenizer import Tokenizer
+from bertjax.errors import UserError
+from bertjax.tasks.sources import VOCABULARY
+
+# In a workdir: what the corpus beside it was prepared from.
+REQUEST = "corpus_request.json"
+
+
+def prepare_data(config: config_dict.ConfigDict, workdir: str, tokenizer: Tokenizer | None) -> None:
+    """Prepare a raw `data.source` in the workdir, unless that is done. For one process.
+
+    A vocabulary that the run starts from is kept; otherwise data.vocab says which to take or
+    train.
+    """
+    source = _source(config)
+    if _is_prepared(source):
+        return
+    data = config.data
+    folder, request = own_corpus(workdir), epath.Path(workdir) / REQUEST
+    vocab = tokenizer.fingerprint if tokenizer else data.vocab
+    wanted = {
+        "source": source, "vocab": vocab, "lower_case": data.lower_case,
+        "language": data.language, "held_out": data.held_out,
+    }  # fmt: skip
+    if _is_prepared(folder) and request.exists() and json.loads(request.read_text()) == wanted:
+        return
+    if not vocab:
+        raise UserError(
+            f"config.data.source={source} is a raw source and needs config.data.vocab: a "
+            "vocabulary file, or train:SIZE to learn one"
+        )
+    folder.rmtree(missing_ok=True)
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    if tokenizer is not None:
+        kept = epath.Path(workdir) / VOCABULARY
+        tokenizer.save(kept)
+        vocab = str(kept)
+    # A given vocabulary decides on lower-casing, unless that is turned off.
+    given = not vocab.startswith("train:")
+    lower_case = None if given and data.lower_case else data.lower_case
+    with display() as shown:
+        builder.prepare(
+            source, vocab, folder, lower_case=lower_case, language=data.language,
+            held_out=data.held_out, seq_length=data.seq_length, progress=shown,
+        )  # fmt: skip
+    request.write_text(json.dumps(wanted))
+
+
+def own_corpus(workdir: epath.PathLike) -> epath.Path:
+    """Where a run keeps the corpus that it has prepared from a raw source."""
+    return epath.Path(workdir) / "corpus"
+
+
+def corpus_folder(config: config_dict.ConfigDict, workdir: str) -> epath.Path:
+    """The prepared corpus of a run: config.data.source itself, or what was made from it."""
+    source = _source(config)
+    return path_of(source) if _is_prepared(source) else own_corpus(workdir)
+
+
+def _is_prepared(folder: epath.PathLike) -> bool:
+    return bool(folder) and exists(path_of(os.fspath(folder)) / FINGERPRINT)
+
+
+def _source(config: config_dict.ConfigDict) -> str:
+    """config.data.source, or the embedded text where a smoke run finds nothing there."""
+    source = config.data.source
+    if _is_prepared(source):
+        return source
+    if source and (path_of(source) / UNFINISHED).exists():
+        raise UserError(
+            f"config.data.source={source!r} was not finished: run its python -m bertjax.prepare "
+            "again"
+        )
+    try:
+        open_source(source)
+    except UserError as error:
+        name = source.strip()
+        there = bool(name) and exists(path_of(name))
+        if there or not config.smoke:
+            message = f"config.data.source={source!r}: {error}"
+            if not there and re.fullmatch(r"[^,:*]*", name):
+                message += (
+                    "; make a corpus with python -m bertjax.prepare --source=TEXT "
+                    f"--vocab=train:30522 --out={name or 'DIR'}"
+                )
+            raise UserError(message) from None
+        stderr(f"smoke: nothing at config.data.source={source!r}, so the embedded text is used")
+        config.data.source, config.data.vocab = "python_docs", "train:2000"
+        return config.data.source
+    return source
