@@ -34,7 +34,7 @@ def main(arguments: Sequence[str]) -> int:
     command = config.checked(config.load(arguments, FLAGS))
     workdir = command.flags["workdir"] or f"runs/{command.name}"
     from bertjax import seeds, start
-    from bertjax.train import loop
+    from bertjax.train import evaluation, loop
 
     if command.flags["mode"] == "summary":
         print(start.summary(command))
@@ -47,7 +47,7 @@ def main(arguments: Sequence[str]) -> int:
     run = start.prepare(command, workdir)
     if command.flags["mode"] == "evaluate":
         step = command.flags["step"] if command.flags["step"] >= 0 else None
-        loop.evaluate(run.config, run.task, workdir, mesh=run.mesh, step=step)
+        evaluation.evaluate(run.config, run.task, workdir, mesh=run.mesh, step=step)
     else:
         loop.train(run.config, run.task, workdir, mesh=run.mesh, load_initial=run.load_initial)
     return 0

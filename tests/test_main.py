@@ -88,5 +88,8 @@ def test_smoke_trains_resumes_and_evaluates(tmp_path):
     assert "finished" in again.stdout and "NSP accuracy" in again.stdout
     evaluated = call("--mode=evaluate")
     assert f"mlm_loss {lines[-1]['mlm_loss']:.4g}" in evaluated.stdout
+    with pytest.raises(subprocess.CalledProcessError) as refused:
+        call("--mode=evaluate", "--config.data.eval_batch_size=7")
+    assert refused.value.returncode == 2 and "data.eval_batch_size: " in refused.value.stderr
     more = call("--config.train.steps=25")
     assert "step 20" in more.stdout and "25/25" in more.stdout

@@ -1,10 +1,11 @@
-"""Runs one split through the evaluation step: sums over the whole split, one division."""
+"""Evaluation: of one split (sums over all of it, one division), and of a workdir's checkpoint."""
 
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import IO, Any
 
 import jax
 import numpy as np
@@ -12,9 +13,14 @@ from jax.experimental import multihost_utils
 from jax.sharding import Mesh
 
 from bertjax.errors import UserError
-from bertjax.parallel.mesh import to_global
+from bertjax.parallel import mesh as meshes
 from bertjax.tasks.task import Batch, Rows, Task
+from bertjax.train import checkpoint
+from bertjax.train.progress import Progress, figures_text
 from bertjax.train.step import abstract_params, make_eval_step
+from bertjax.train.workdir import on_first_process
+
+Results = dict[str, dict[str, float]]  # split -> name -> figure
 
 
 class Evaluator:
@@ -31,7 +37,7 @@ class Evaluator:
             batch = next(iter(self._task.eval_batches(split, self._rows)), None)
             if batch is None:
                 raise UserError(f"the {split} split has no example to evaluate")
-            self._for_shape(to_global(self._mesh, batch))
+            self._for_shape(meshes.to_global(self._mesh, batch))
 
     def _for_shape(self, batch: Mapping[str, jax.Array]) -> Callable[..., Any]:
         key = tuple(sorted((name, x.shape, x.dtype.name) for name, x in batch.items()))
@@ -53,7 +59,7 @@ class Evaluator:
         for batch in self._task.eval_batches(split, self._rows):
             if stop():
                 return None
-            placed = to_global(self._mesh, batch)
+            placed = meshes.to_global(self._mesh, batch)
             ahead = (batch, self._for_shape(placed)(params, placed))
             if waiting is not None:  # the device works on `ahead` meanwhile
                 _add(totals, outputs, *waiting)
@@ -79,3 +85,62 @@ def _add(
         weight = multihost_utils.process_allgather(weight, tiled=True)
     for name, values in rows.items():
         outputs.setdefault(name, []).append(values[np.asarray(weight) > 0])
+
+
+def check_batches(config: Any, mesh: Mesh, *, train: bool) -> None:
+    """UserError unless the devices share the rows evenly of an evaluation, and of training too."""
+    processes = jax.process_count()
+    if train:
+        meshes.check_batch(config.data.batch_size, mesh, processes, config.train.accumulate)
+    meshes.check_batch(config.data.eval_batch_size, mesh, processes, name="data.eval_batch_size")
+
+
+def evaluate(
+    config: Any,
+    task: Task,
+    workdir: str,
+    *,
+    mesh: Mesh | None = None,
+    step: int | None = None,
+    stream: IO[str] | None = None,
+) -> dict[str, float]:
+    """Evaluate the best checkpoint of a workdir (or the one of `step`) on every split."""
+    mesh = mesh or meshes.make_mesh(config.mesh.data, config.mesh.fsdp, config.mesh.tensor)
+    check_batches(config, mesh, train=False)
+    rows = Rows(jax.process_index(), jax.process_count())
+    progress = Progress((stream or sys.stdout) if rows.process == 0 else None)
+    params, manifest = checkpoint.load_params(
+        workdir, step=step, best=task.best_metric, abstract=abstract_params(task, mesh)
+    )
+    progress.say(f"evaluating the checkpoint of step {manifest.step}")
+    evaluator = Evaluator(task, mesh, rows)
+    results: Results = {}
+    for split in task.eval_splits:
+        results[split] = evaluator.run(params, split)
+        progress.say(f"{split}: {figures_text(results[split])}")
+    summary = finish(task, workdir, params, results)
+    progress.say(summary)
+    return flat(results)
+
+
+def finish(task: Task, workdir: str, params: Any, results: Results) -> str:
+    """The task's end, on process 0 alone, which therefore needs all of the parameters."""
+    if jax.process_count() > 1:
+        params = multihost_utils.process_allgather(params, tiled=True)
+    return on_first_process(lambda: task.finish(workdir, params, results)) or ""
+
+
+def flat(results: Results) -> dict[str, float]:
+    """Figures as 'SPLIT/NAME'."""
+    return {
+        f"{split}/{name}": v for split, figures in results.items() for name, v in figures.items()
+    }
+
+
+def unflat(metrics: Mapping[str, float]) -> Results:
+    """The inverse of `flat`."""
+    results: Results = {}
+    for name, value in metrics.items():
+        split, _, figure = name.partition("/")
+        results.setdefault(split, {})[figure] = value
+    return results

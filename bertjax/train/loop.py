@@ -14,7 +14,6 @@ checkpoint.every, every_seconds, keep, keep_every; mesh.*; optimizer.*; seed; da
 
 from __future__ import annotations
 
-import math
 import sys
 import time
 from collections.abc import Callable, Mapping
@@ -32,10 +31,11 @@ from bertjax.parallel.rate import matmul_flops_per_second
 from bertjax.tasks.task import Batch, Rows, Task
 from bertjax.train import checkpoint
 from bertjax.train import workdir as folder
-from bertjax.train.evaluation import Evaluator
+from bertjax.train.evaluation import Evaluator, Results, check_batches, finish, flat, unflat
 from bertjax.train.optimizer import make_optimizer, make_schedule
 from bertjax.train.profile import Profile
-from bertjax.train.progress import Meter, Progress, duration, figures_text
+from bertjax.train.progress import Meter, Progress, figures_text
+from bertjax.train.record import Record
 from bertjax.train.signals import StopSignals
 from bertjax.train.step import (
     StepByShape,
@@ -46,14 +46,10 @@ from bertjax.train.step import (
     create_state,
     make_train_step,
 )
-from bertjax.train.watch import Watch
 from bertjax.train.writers import Writers
 
-# Steps in a row that are not finite and are skipped before the run ends.
-SKIPPED_AT_MOST = 100
 # From the abstract parameters (ShapeDtypeStructs with shardings) to initial ones, or None.
 LoadInitial = Callable[[Any], Any]
-Results = dict[str, dict[str, float]]  # split -> name -> figure
 
 
 def train(
@@ -72,7 +68,8 @@ def train(
 
     Raises:
       UserError: another run holds the workdir, its config does not fit, no good checkpoint is
-        left, saving fails, or a step is not finite where train.on_nonfinite says stop.
+        left, saving fails, a step is not finite where train.on_nonfinite says stop, or a
+        hundred in a row are skipped.
       SystemExit: 143 or 130 after a signal, when the last finished step is saved.
     """
     mesh = mesh or meshes.make_mesh(config.mesh.data, config.mesh.fsdp, config.mesh.tensor)
@@ -85,44 +82,8 @@ def train(
         say = Progress(stream).say
         finished = folder.from_first_process(lambda: _enter(config, task, workdir, say))
         if finished is not None:
-            return _flat(finished["results"])
+            return flat(finished["results"])
         return _Run(config, task, workdir, mesh, rows, stop, stream, stack).train(load_initial)
-
-
-def check_batches(config: Any, mesh: Mesh, *, train: bool) -> None:
-    """UserError unless the devices share the rows evenly of an evaluation, and of training too."""
-    processes = jax.process_count()
-    if train:
-        meshes.check_batch(config.data.batch_size, mesh, processes, config.train.accumulate)
-    meshes.check_batch(config.data.eval_batch_size, mesh, processes, name="data.eval_batch_size")
-
-
-def evaluate(
-    config: Any,
-    task: Task,
-    workdir: str,
-    *,
-    mesh: Mesh | None = None,
-    step: int | None = None,
-    stream: IO[str] | None = None,
-) -> dict[str, float]:
-    """Evaluate the best checkpoint of a workdir (or the one of `step`) on every split."""
-    mesh = mesh or meshes.make_mesh(config.mesh.data, config.mesh.fsdp, config.mesh.tensor)
-    check_batches(config, mesh, train=False)
-    rows = Rows(jax.process_index(), jax.process_count())
-    progress = Progress((stream or sys.stdout) if rows.process == 0 else None)
-    params, manifest = checkpoint.load_params(
-        workdir, step=step, best=task.best_metric, abstract=abstract_params(task, mesh)
-    )
-    progress.say(f"evaluating the checkpoint of step {manifest.step}")
-    evaluator = Evaluator(task, mesh, rows)
-    results: Results = {}
-    for split in task.eval_splits:
-        results[split] = evaluator.run(params, split)
-        progress.say(f"{split}: {figures_text(results[split])}")
-    summary = _finish(task, workdir, params, results)
-    progress.say(summary)
-    return _flat(results)
 
 
 def _enter(
@@ -178,10 +139,6 @@ class _Run:
         self.results: Results = {}  # of the evaluation at `evaluated`
         self.evaluated = self.saved = -1  # the steps of the last ones
         self.saved_at = time.monotonic()
-        self.skipped = self.skipped_in_a_row = 0
-        self.waiting: tuple[int, Batch, Mapping[str, jax.Array]] | None = None
-        self.meter = Meter()
-        self.flops: dict[int, int] = {}  # of a step, by the length of its rows
 
     def train(self, load_initial: LoadInitial | None) -> dict[str, float]:
         schedule = make_schedule(self.config.optimizer, self.steps)
@@ -190,7 +147,7 @@ class _Run:
         abstract = abstract_state(self.task, optimizer, self.mesh)
         state = self._state(abstract, optimizer, load_initial)
         start = int(state.step)
-        self._open(start)
+        self._open(start, int(state.skipped))
         step = start
         if step < self.steps:
             self._compile(optimizer, schedule, abstract)
@@ -198,15 +155,14 @@ class _Run:
             self._evaluate(step, state)
         if step < self.steps:
             batches = self.task.train_batches(step, self.rows)
-        self.meter.restart()
+        self.record.meter.restart()
         while step < self.steps and not self.stop.due() and not self._stalled(step):
             batch = self._next(batches, step)
             self.profile.before(step)
             state, metrics = self._take(state, meshes.to_global(self.mesh, batch))
             step += 1
             self.profile.after(step, metrics)
-            self._settle()
-            self.waiting = (step, batch, metrics)
+            self.record.step(step, batch, metrics)
             if self._evaluation_due(step):
                 self._evaluate(step, state)
             if self._save_due(step):
@@ -223,28 +179,36 @@ class _Run:
         if found is not None:
             state, manifest = found
             self.saved = manifest.step
-            self.skipped = int(state.skipped)
             self.progress.say(f"going on from the checkpoint of step {manifest.step}")
             if manifest.metrics:
-                self.evaluated, self.results = manifest.step, _unflat(manifest.metrics)
+                self.evaluated, self.results = manifest.step, unflat(manifest.metrics)
             return state
         params = load_initial(abstract.params) if load_initial else None
         key = jax.random.key(self.config.seed)
         return create_state(self.task, optimizer, self.mesh, key, params)
 
-    def _open(self, start: int) -> None:
-        """Bar and writers, from step `start`. Closed, in this order, however the run ends."""
+    def _open(self, start: int, skipped: int) -> None:
+        """Bar, trace and writers, from step `start`. All are closed however the run ends."""
         self.progress = Progress(self.stream, self.steps, start)
         self.stack.callback(self.progress.close)
         self.stack.callback(self._after_error)
-        self.watch = Watch(self.task.chance_levels(), self.progress.say)
         self.profile = Profile(self.config.train.profile, self.workdir, self.progress.say)
         self.stack.callback(self.profile.close)
-        self.writers = folder.on_first_process(
+        writers = folder.on_first_process(
             lambda: Writers(self.workdir, start_step=start, evaluated=self.evaluated == start)
         )
-        if self.writers is not None:
-            self.stack.callback(self.writers.close)
+        if writers is not None:
+            self.stack.callback(writers.close)
+        self.record = Record(
+            self.task,
+            self.config,
+            self.rows,
+            self.progress,
+            writers,
+            skipped=skipped,
+            saved=lambda: self.saved,
+            check=self.checkpoints.check,
+        )
 
     def _after_error(self) -> None:
         """Whatever ended the run, a save that is under way is finished first."""
@@ -273,17 +237,17 @@ class _Run:
             f"compiled the training step in {between - began:.1f} s and the evaluation in "
             f"{time.monotonic() - between:.1f} s"
         )
-        self.meter = Meter(matmul_flops_per_second(self.config.model.dtype))
+        self.record.meter = Meter(matmul_flops_per_second(self.config.model.dtype))
         self.progress.doing("training")
 
     def _compile_for(self, batch: Mapping[str, Any]) -> None:
         self.train_step.compile(batch)
-        self.flops[batch["input_ids"].shape[1]] = self.task.step_flops(batch)
+        self.record.compiled_for(batch)
 
     def _take(self, state: TrainState, batch: Batch) -> tuple[TrainState, Mapping[str, jax.Array]]:
         """One step; a shape of batch that is new to it is compiled first, and the time is said."""
         if not self.train_step.knows(batch):
-            self._settle()
+            self.record.settle()
             began = time.monotonic()
             self._compile_for(batch)
             shape = " x ".join(map(str, batch["input_ids"].shape))
@@ -291,7 +255,7 @@ class _Run:
                 f"compiled the training step for batches of {shape} in "
                 f"{time.monotonic() - began:.1f} s"
             )
-            self.meter.restart()
+            self.record.meter.restart()
         return self.train_step(state, batch)
 
     def _next(self, batches: Any, step: int) -> Batch:
@@ -303,68 +267,13 @@ class _Run:
                 f"in {self.workdir} are untouched"
             ) from error
 
-    def _settle(self) -> None:
-        """Look at the step before, whose figures are there or nearly so; log it where due."""
-        if self.waiting is None:
-            return
-        (step, batch, metrics), self.waiting = self.waiting, None
-        if float(metrics["nonfinite"]):
-            self._nonfinite(step, batch, metrics)
-        else:
-            self.skipped_in_a_row = 0
-        tokens = int(np.count_nonzero(batch["attention_mask"])) * self.rows.processes
-        self.meter.add(tokens, self.flops[batch["input_ids"].shape[1]])
-        left = self.meter.seconds_per_step * (self.steps - step)
-        self.progress.step(step, left)
-        if step % self.config.train.log_every and step != self.steps:
-            return
-        self.checkpoints.check()
-        values = jax.device_get(metrics)
-        figures = {n: float(values[n]) for n in sorted(values, key=_order) if n != "nonfinite"}
-        figures["skipped_steps"] = float(self.skipped)
-        figures |= self.meter.rates()
-        self.watch.look(step, figures)
-        self._write(step, "train", figures)
-        if not self.skipped:
-            del figures["skipped_steps"]
-        self.progress.say(
-            f"step {step}/{self.steps}  {figures_text(figures)}  left {duration(left)}"
-        )
-
-    def _nonfinite(self, step: int, batch: Batch, metrics: Mapping[str, jax.Array]) -> None:
-        values = {name: float(value) for name, value in metrics.items()}
-        bad = [name for name, value in values.items() if not math.isfinite(value)]
-        rows = batch["example"][:4].tolist() if "example" in batch else None
-        where = f", whose first examples (epoch, index) are {rows}" if rows else ""
-        what = f"step {step} is not finite ({', '.join(bad)}) at batch {step - 1}{where}"
-        kept = f"step {self.saved}" if self.saved >= 0 else "none yet"
-        if self.config.train.on_nonfinite == "stop":
-            raise UserError(
-                f"{what}; train.on_nonfinite=stop ends the run (newest good checkpoint: {kept}). "
-                "Lower the learning rate, look at that batch, or set train.on_nonfinite=skip"
-            )
-        self.skipped += 1
-        self.skipped_in_a_row += 1
-        if self.skipped_in_a_row == SKIPPED_AT_MOST:
-            raise UserError(
-                f"{what}; it is the {SKIPPED_AT_MOST}th in a row that is skipped, so nothing is "
-                f"learnt any more (newest checkpoint: {kept}). Lower the learning rate or look at "
-                "that batch"
-            )
-        if self.skipped <= 10 or self.skipped % 100 == 0:
-            self.progress.say(f"warning: {what}; skipped, {self.skipped} so far")
-
-    def _write(self, step: int, split: str, figures: Mapping[str, float]) -> None:
-        if self.writers is not None:
-            self.writers.write(step, split, figures)
-
     def _evaluation_due(self, step: int) -> bool:
         every = self.config.train.eval_every
         return step == self.steps or (step > 0 and every > 0 and step % every == 0)
 
     def _evaluate(self, step: int, state: TrainState) -> None:
         """Evaluate every split; nothing is noted of an evaluation that a signal breaks off."""
-        self._settle()
+        self.record.settle()
         self.progress.doing("evaluating")
         results: Results = {}
         for split in self.task.eval_splits:
@@ -373,13 +282,13 @@ class _Run:
                 return
             results[split] = figures
         for split, figures in results.items():
-            self._write(step, split, figures)
+            self.record.write(step, split, figures)
             self.progress.say(f"step {step}/{self.steps}  {split}: {figures_text(figures)}")
         self.evaluated, self.results = step, results
         if self.saved == step:  # resumed at a step whose evaluation had been broken off
-            self.checkpoints.add_metrics(step, _flat(results))
+            self.checkpoints.add_metrics(step, flat(results))
         self.progress.doing("training")
-        self.meter.restart()
+        self.record.meter.restart()
 
     def _stalled(self, step: int) -> bool:
         """Whether train.patience evaluations have passed since the best one."""
@@ -392,22 +301,21 @@ class _Run:
         every, seconds = self.config.checkpoint.every, self.config.checkpoint.every_seconds
         if step == self.steps or (every and step % every == 0):
             return True
-        if self.evaluated == step and _agree(self.checkpoints.improves(_flat(self.results))):
+        if self.evaluated == step and _agree(self.checkpoints.improves(flat(self.results))):
             return True
         if not seconds or (self.rows.processes > 1 and step % self.config.train.log_every):
             return False
         return _agree(time.monotonic() - self.saved_at >= seconds)
 
     def _save(self, step: int, state: TrainState, *, wait: bool = False) -> None:
-        self._settle()
+        self.record.settle()
         if self.saved == step:
             return
-        if self.writers is not None:
-            self.writers.flush()
-        metrics = _flat(self.results) if self.evaluated == step else {}
+        self.record.flush()
+        metrics = flat(self.results) if self.evaluated == step else {}
         self.checkpoints.save(step, state, metrics, wait=wait)
         self.saved, self.saved_at = step, time.monotonic()
-        self.meter.restart()
+        self.record.meter.restart()
 
     def _leave(self, step: int, state: TrainState) -> None:
         """A signal has come: save the last finished step, once, and exit."""
@@ -421,7 +329,7 @@ class _Run:
 
     def _end(self, step: int, state: TrainState) -> dict[str, float]:
         """The last evaluation has been made and saved: predictions, summary, finished.json."""
-        self._settle()
+        self.record.settle()
         self.progress.doing("finishing")
         self._save(step, state, wait=True)
         self.checkpoints.close()
@@ -433,7 +341,7 @@ class _Run:
             if self.task.finish_with_best:
                 params = self._best(best)
                 notes.append(f"figures and predictions are those of step {best}")
-        summary = "\n".join([_finish(self.task, self.workdir, params, self.results), *notes])
+        summary = "\n".join([finish(self.task, self.workdir, params, self.results), *notes])
         stopped = {k: self.config.train[k] for k in ("patience", "eval_every")}
         end = {
             "step": step,
@@ -444,10 +352,10 @@ class _Run:
         folder.on_first_process(lambda: folder.write_json(self.workdir, folder.FINISHED, end))
         self.progress.close()
         self.progress.say(
-            f"finished: step {step} of {self.steps}, in {self.workdir}{self.meter.summary()}"
+            f"finished: step {step} of {self.steps}, in {self.workdir}{self.record.meter.summary()}"
         )
         self.progress.say(end["summary"])
-        return _flat(self.results)
+        return flat(self.results)
 
     def _best(self, step: int) -> Any:
         """The parameters of the best checkpoint, after `results` has been made theirs."""
@@ -459,39 +367,8 @@ class _Run:
         return params
 
 
-def _finish(task: Task, workdir: str, params: Any, results: Results) -> str:
-    """The task's end, on process 0 alone, which therefore needs all of the parameters."""
-    if jax.process_count() > 1:
-        params = multihost_utils.process_allgather(params, tiled=True)
-    return folder.on_first_process(lambda: task.finish(workdir, params, results)) or ""
-
-
 def _agree(here: bool) -> bool:
     """What process 0 says."""
     if jax.process_count() == 1:
         return here
     return bool(multihost_utils.broadcast_one_to_all(np.int32(here)))
-
-
-_LAST = ("learning_rate", "grad_norm")
-
-
-def _order(name: str) -> tuple[int, str]:
-    """Losses first, then other means, then how the step went."""
-    if name in _LAST:
-        return 2 + _LAST.index(name), name
-    return int(not name.endswith("loss")), name
-
-
-def _flat(results: Results) -> dict[str, float]:
-    return {
-        f"{split}/{name}": v for split, figures in results.items() for name, v in figures.items()
-    }
-
-
-def _unflat(metrics: Mapping[str, float]) -> Results:
-    results: Results = {}
-    for name, value in metrics.items():
-        split, _, figure = name.partition("/")
-        results.setdefault(split, {})[figure] = value
-    return results

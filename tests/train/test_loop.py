@@ -22,6 +22,7 @@ from bertjax.errors import UserError
 from bertjax.parallel.mesh import make_mesh
 from bertjax.train import loop
 from bertjax.train.checkpoint import committed_steps, load_arrays, load_params, root
+from bertjax.train.evaluation import evaluate
 from bertjax.train.manifest import Manifest
 from bertjax.train.profile import parse
 from bertjax.train.workdir import compare_configs, lock
@@ -298,11 +299,11 @@ def test_evaluate_takes_the_best_checkpoint(straight):
     best = max((m for m in metrics(workdir) if m["split"] == "validation"),
                key=lambda m: (m["accuracy"], -m["step"]))  # fmt: skip
     stream = io.StringIO()
-    results = loop.evaluate(task.config, task, str(workdir), mesh=mesh(2), stream=stream)
+    results = evaluate(task.config, task, str(workdir), mesh=mesh(2), stream=stream)
     assert f"checkpoint of step {best['step']}" in stream.getvalue()
     assert results["validation/accuracy"] == pytest.approx(best["accuracy"])
     assert results["validation/loss"] == pytest.approx(best["loss"], rel=1e-5)
-    last = loop.evaluate(task.config, task, str(workdir), mesh=mesh(), step=20, stream=stream)
+    last = evaluate(task.config, task, str(workdir), mesh=mesh(), step=20, stream=stream)
     assert last == straight[2]
 
 
@@ -312,9 +313,9 @@ def test_batches_that_the_devices_cannot_share(tmp_path, straight):
     with pytest.raises(UserError, match=r"data\.eval_batch_size: .*7 rows.* = 2"):
         run(tmp_path, TinyTask(config), devices=2)
     with pytest.raises(UserError, match=r"data\.eval_batch_size: .*7 rows.* = 2"):
-        loop.evaluate(config, TinyTask(config), str(straight[0]), mesh=mesh(2))
+        evaluate(config, TinyTask(config), str(straight[0]), mesh=mesh(2))
     config = tiny_config(data__eval_batch_size=6)
-    results = loop.evaluate(
+    results = evaluate(
         config, TinyTask(config), str(straight[0]), mesh=mesh(3), stream=io.StringIO()
     )
     assert results["validation/rows"] == 20
