@@ -50,6 +50,22 @@ def use_cpu() -> None:
         sys.modules["jax"].config.update("jax_platforms", "cpu")
 
 
+def read_text(flag: str, path: str) -> str:
+    """The text of the UTF-8 file that a flag names, '-' for standard input.
+
+    Raises:
+        UserError: it cannot be read, or at which byte it is not UTF-8.
+    """
+    try:
+        data = sys.stdin.buffer.read() if path == "-" else pathlib.Path(path).read_bytes()
+        return data.decode("utf-8-sig")
+    except OSError as error:
+        raise UserError(f"{flag}={path} cannot be read: {error.strerror}.") from error
+    except UnicodeDecodeError as error:
+        where = "standard input" if path == "-" else f"{flag}={path}"
+        raise UserError(f"{where} is not UTF-8 at byte {error.start}; convert it first.") from error
+
+
 def keep_memory() -> None:
     """On CPUs, let the C library (glibc) keep what one step frees for the next one.
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import pathlib
 import sys
 from collections.abc import Sequence
@@ -63,14 +64,15 @@ def main(arguments: Sequence[str]) -> int:
     from bertjax import interop  # after --help: it starts JAX
     from bertjax.errors import UserError
     from bertjax.interop import workdir
+    from bertjax.interop.published import check_new_folder
 
     def say(line: str) -> None:
         print(line, file=sys.stderr if args.json else sys.stdout, flush=True)
 
     if not args.to.strip():
         raise UserError("--to is empty; name a new folder.")
-    if pathlib.Path(args.to).is_dir() and any(pathlib.Path(args.to).iterdir()):
-        raise UserError(f"--to={args.to} is not empty; name a new folder.")
+    args.source, args.to = os.path.expanduser(args.source), os.path.expanduser(args.to)
+    check_new_folder(args.to, remote=args.format == "orbax")
     published = interop.read_checkpoint(args.source, args.step)
     say(f"{args.source}: {published.coverage}")
     if args.strict and (published.coverage.left_over or published.coverage.missing):

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import argparse
 import json
-import pathlib
 import sys
 import time
 from collections.abc import Iterator, Sequence
 from typing import Any
 
 from bertjax import cli
+from bertjax.data.labelled import lines_of
 from bertjax.errors import UserError
 
 USAGE = """
@@ -125,19 +125,10 @@ def read_texts(texts: Sequence[str], file: str | None) -> list[str]:
     name = "-" if file is None else file
     if file is None and (sys.stdin is None or sys.stdin.isatty()):
         raise UserError("no text: give it as an argument, by --file or on standard input.")
-    where = "standard input" if name == "-" else name
-    try:
-        data = sys.stdin.buffer.read() if name == "-" else pathlib.Path(name).read_bytes()
-        lines = data.decode("utf-8-sig").split("\n")
-    except OSError as error:
-        raise UserError(f"--file={name} cannot be read: {error.strerror}.") from error
-    except UnicodeDecodeError as error:
-        raise UserError(f"{where} is not UTF-8 at byte {error.start}; convert it first.") from error
-    if lines[-1] == "":
-        lines.pop()
+    lines = lines_of(cli.read_text("--file", name))
     if not lines:
-        raise UserError(f"{where} holds no text.")
-    return [line.removesuffix("\r") for line in lines]
+        raise UserError(f"{'standard input' if name == '-' else name} holds no text.")
+    return lines
 
 
 class Progress:

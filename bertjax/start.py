@@ -211,7 +211,7 @@ def _loader(task: Task, published: interop.Published) -> Callable[[Any], Any]:
         params, coverage = interop.initial_params(
             published,
             abstract,
-            new_head="allow" if task.config.new_head else "refuse",
+            new_head=task.config.new_head,
             encoder_only=task.config.encoder_only or getattr(task, "fresh_head", False),
         )
         configs.stderr(f"{published.source}: {coverage}")

@@ -214,8 +214,13 @@ def test_several_labels_at_once(classifier) -> None:
     logits = apply(bert.model, bert.params, ids_of(bert, "the dog")[0])[0]
     expected = 1 / (1 + np.exp(-np.asarray(logits)))
     np.testing.assert_allclose(list(answer["probabilities"].values()), expected, atol=1e-5)
-    assert answer["labels"] == [f"label {i}" for i in np.flatnonzero(expected >= 0.5)]
+    assert answer["labels"] == [f"label {i}" for i in np.flatnonzero(expected > 0.5)]
     assert "label" not in answer
+    # One half is no more than one half, as in the files of predictions of a run.
+    zeros = jax.tree.map(np.zeros_like, bert.params["classifier"])
+    undecided = dataclasses.replace(bert, params=bert.params | {"classifier": zeros})
+    (answer,) = inference.classify(undecided, ["the dog"])
+    assert answer["labels"] == [] and set(answer["probabilities"].values()) == {0.5}
 
 
 def test_a_regression_gives_a_value() -> None:

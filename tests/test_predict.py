@@ -39,7 +39,7 @@ def models(tmp_path_factory) -> Path:
 def ask(capsys, *arguments: str) -> list[dict]:
     """The JSON lines that predict prints."""
     assert predict.main(arguments) == 0
-    return [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    return [json.loads(line) for line in capsys.readouterr().out.split("\n") if line]
 
 
 def test_fill_mask(models, capsys) -> None:
@@ -256,7 +256,7 @@ def test_convert_extends_a_vocabulary(models, tmp_path, capsys) -> None:
     assert interop.read_checkpoint(str(tmp_path / "out")).config["vocab_size"] == 33
 
 
-def test_convert_refuses(models, tmp_path) -> None:
+def test_convert_refuses(models, tmp_path, monkeypatch) -> None:
     with pytest.raises(UserError, match="is not empty"):
         convert.main([f"--from={models}/pretrained", f"--to={models}/classifier"])
     model = published(("mlm",))
@@ -267,6 +267,27 @@ def test_convert_refuses(models, tmp_path) -> None:
     assert not (tmp_path / "out").exists()
     with pytest.raises(UserError, match="--to is empty"):
         convert.main([f"--from={models}/pretrained", "--to="])
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(UserError, match=r"gs://b/x is no folder of this machine.* copy it"):
+        convert.main([f"--from={models}/pretrained", "--to=gs://b/x"])
+    assert not (tmp_path / "gs:").exists()
+
+
+def test_a_tilde_is_the_home(models, capsys, monkeypatch, tmp_path) -> None:
+    monkeypatch.setenv("HOME", str(models))
+    monkeypatch.chdir(tmp_path)
+    for form in ("orbax", "huggingface"):
+        convert.main(["--from=~/classifier", f"--to=~/tilde_{form}", f"--format={form}"])
+        capsys.readouterr()
+        (answer,) = ask(capsys, "classify", f"--checkpoint=~/tilde_{form}", "good")
+        assert answer["label"].startswith("label ")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_texts_end_at_line_feeds_alone(models, capsys, tmp_path) -> None:
+    (tmp_path / "texts").write_bytes("a\u2028good\x0cb\r\nbad\n".encode())
+    arguments = ["classify", f"--checkpoint={models}/classifier", f"--file={tmp_path}/texts"]
+    assert [answer["text"] for answer in ask(capsys, *arguments)] == ["a\u2028good\x0cb", "bad"]
 
 
 PAGE = Path(__file__).parents[1] / "docs" / "checkpoints.md"

@@ -20,7 +20,6 @@ from collections.abc import Iterator, Mapping
 from types import FrameType
 from typing import Any
 
-from bertjax import config as configs
 from bertjax.ablate.grid import Cell, Values
 from bertjax.errors import UserError
 from bertjax.train import workdir as workdirs
@@ -190,8 +189,3 @@ def _tail(path: pathlib.Path, start: int, size: int = 200_000) -> str:
     with open(path, "rb") as file:
         file.seek(max(start, os.path.getsize(path) - size))
         return file.read().decode("utf-8", "replace")
-
-
-def say(text: str) -> None:
-    """A line for the person at the terminal."""
-    configs.stderr(text)

@@ -18,6 +18,10 @@ _NOTE_ROWS = (
     "rows cut from one document are not independent, so the interval is rather too narrow; several "
     "seeds say more"
 )
+_NOTE_SOURCES = (
+    "files of predictions hold no texts: that {} and {} have the same examples is seen from their "
+    "labels alone"
+)
 
 
 def compare(pair: str, workdir: str, split: str) -> dict[str, Any]:
@@ -46,6 +50,9 @@ def compare(pair: str, workdir: str, split: str) -> dict[str, Any]:
             notes.append(_NOTE_ROWS)
         else:
             kind, results = "predictions", examples.by_predictions(first, second, split)
+            sources = [_config(f)["data"].get(split.partition("_")[0]) for f in (first, second)]
+            if tasks[0] == "classify" and sources[0] != sources[1]:
+                notes.append(_NOTE_SOURCES.format(*sources))
     else:
         raise UserError(
             f"--compare={pair}: one of them is a single run, the other a group of seeds; name a "

@@ -11,6 +11,7 @@ from typing import Any
 
 from ml_collections import config_dict
 
+from bertjax import config as configs
 from bertjax.ablate import budget, cells, run
 from bertjax.ablate.grid import Cell
 from bertjax.errors import UserError
@@ -40,7 +41,7 @@ def plan(
             "config says the cost"
         )
     if ablation.tuned:
-        cells.say(f"{len(ablation.tuned)} fine-tuning cells are not planned")
+        configs.stderr(f"{len(ablation.tuned)} fine-tuning cells are not planned")
     costs = {}
     for cell in ablation.pretrained:
         resolved = cell.resolved()
@@ -49,7 +50,7 @@ def plan(
     rows = []
     with tempfile.TemporaryDirectory() as folder:
         for number, cell in enumerate(planned, 1):
-            cells.say(f"planning cell {number} of {len(planned)}, {cell.name}")
+            configs.stderr(f"planning cell {number} of {len(planned)}, {cell.name}")
             cells.write(folder, cell)
             found = _plan_of(folder, cell, topology, environment)
             rows.append(_row(cell, costs[cell.name], found))

@@ -38,7 +38,10 @@ def by_predictions(first: pathlib.Path, second: pathlib.Path, split: str) -> lis
         UserError: a file is missing, has no labels, or is of other examples.
     """
     a, b = (_predictions(folder, split) for folder in (first, second))
-    if [row["label"] for row in a] != [row["label"] for row in b]:
+    known = ("label", "words", "id")  # what a file says of an example: of a classifier the label
+    if [[row.get(name) for name in known] for row in a] != [
+        [row.get(name) for name in known] for row in b
+    ]:
         raise UserError(
             f"--compare: {first} and {second} have predictions of different {split} examples"
         )
@@ -55,7 +58,7 @@ def by_predictions(first: pathlib.Path, second: pathlib.Path, split: str) -> lis
     if config["data"]["problem_type"] == "regression":
         return [_correlation(a, b, name) for name in ("spearman", "pearson")]
     if config["data"]["problem_type"] == "multi_label":
-        right = [[sorted(row["label"]) == sorted(row["prediction"]) for row in x] for x in (a, b)]
+        right = [[set(row["label"]) == set(row["prediction"]) for row in x] for x in (a, b)]
         return [paired.mcnemar("exact_match", np.array(right[0]), np.array(right[1]))]
     right = [[row["label"] == row["prediction"] for row in x] for x in (a, b)]
     found = [paired.mcnemar("accuracy", np.array(right[0]), np.array(right[1]))]
@@ -158,7 +161,7 @@ def _tags(a: Predictions, b: Predictions, metric: str) -> list[Result]:
 
 def _entities(tags: list[list[str]]) -> list[set[tuple]]:
     """The spans of each sentence, as the runs' own figures count them."""
-    return [set(get_entities(sentence)) for sentence in task_results._spans(tags)]
+    return [set(get_entities(sentence)) for sentence in task_results.spans(tags)]
 
 
 # Held-out rows of pretraining -------------------------------------------------------------------

@@ -55,13 +55,13 @@ def _named(text: str) -> str:
     """`text` with a colon after names that stand alone; UserError where settings have no name."""
     items = []
     for item in grid.split(text, ";", "ablate.finetune"):
-        if ":" in item or "=" not in item:
-            items.append(item if ":" in item else item + ":")
-        else:
+        name, colon, _ = item.partition(":")
+        if "=" in name:  # a colon after it is one of a value
             raise UserError(
                 f"config.ablate.finetune: '{item}' has no name: write 'NAME: {item}', or a GLUE "
                 "task by name"
             )
+        items.append(item if colon else item + ":")
     return ";".join(items)
 
 

@@ -58,14 +58,13 @@ def paired_t(figure: str, a: Sequence[float], b: Sequence[float], unit: str) -> 
     """Whether the mean of the differences of n >= 2 pairs is 0 (Student 1908)."""
     a, b = np.asarray(a, np.float64), np.asarray(b, np.float64)
     differences, n = b - a, len(a)
-    mean, error = differences.mean(), differences.std(ddof=1) / np.sqrt(n)
-    if error == 0:
+    mean = differences.mean()
+    if differences.std() == 0:  # t is not defined
         low = high = mean
         p = 1.0 if mean == 0 else 0.0
     else:
-        reach = scipy.stats.t.ppf((1 + LEVEL) / 2, n - 1) * error
-        low, high = mean - reach, mean + reach
-        p = 2 * scipy.stats.t.sf(abs(mean / error), n - 1)
+        found = scipy.stats.ttest_rel(b, a)
+        (low, high), p = found.confidence_interval(LEVEL), found.pvalue
     return Result(
         figure, float(a.mean()), float(b.mean()), float(mean), float(low), float(high), float(p), n,
         f"paired t test over {unit}", "Student 1908",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from typing import Any
 
-from bertjax.ablate import cells
+from bertjax import config as configs
 from bertjax.ablate.table import PRETRAIN, Row, Table
 
 AXES = {"parameters": "parameters of encoder and pooler", "training_flops": "training FLOPs"}
@@ -23,7 +23,7 @@ def write(workdir: str, made: Table) -> list[str]:
     try:
         import matplotlib
     except ImportError:
-        cells.say("no plots: they need matplotlib (pip install 'bertjax[report]')")
+        configs.stderr("no plots: they need matplotlib (pip install 'bertjax[report]')")
         return []
     matplotlib.use("svg")
     matplotlib.rcParams["svg.hashsalt"] = "bertjax"  # the same figures give the same file

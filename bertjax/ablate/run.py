@@ -16,7 +16,7 @@ from ml_collections import config_dict
 from bertjax import config as configs
 from bertjax import interop
 from bertjax.ablate import budget, cells, finetune, grid, table
-from bertjax.ablate.cells import Stop, say
+from bertjax.ablate.cells import Stop
 from bertjax.ablate.grid import Cell
 from bertjax.data import builder
 from bertjax.data.tokenizer import Tokenizer
@@ -169,23 +169,23 @@ def run(
     workdir = os.path.normpath(workdir)
     ablation = expand(config)
     for sentence in ablation.notes:
-        say(f"skipped: {sentence}")
+        configs.stderr(f"skipped: {sentence}")
     with workdirs.lock(workdir):
         with _leaving_at_once():
             costs = with_corpora(ablation, workdir)
         gone = cells.check_unchanged(workdir, ablation.cells)
         if gone:
-            say(f"no longer in the grid, left alone: {', '.join(gone)}")
+            configs.stderr(f"no longer in the grid, left alone: {', '.join(gone)}")
         stop = Stop()
         with stop.entered():
             train_all(ablation, workdir, environment, stop, costs)
         made = write_table(ablation, workdir, costs)
     if stop.signal is not None:
-        say("stopped; the same command goes on from here")
+        configs.stderr("stopped; the same command goes on from here")
         return 128 + stop.signal, made
     failed = [row["cell"] for row in made.rows if row["state"] == cells.FAILED]
     if failed:
-        say(
+        configs.stderr(
             f"{len(failed)} of {len(made.rows)} cells have failed; the same command tries them anew"
         )
     return int(bool(failed)), made
@@ -221,7 +221,7 @@ def train_all(
     for number, cell in enumerate(order, 1):
         which = f"cell {number} of {len(order)}, {cell.name}"
         if cells.is_finished(workdir, cell.name):
-            say(f"{which}: finished before")
+            configs.stderr(f"{which}: finished before")
             continue
         if stop.signal is not None:
             return
@@ -229,12 +229,12 @@ def train_all(
             cells.write(
                 workdir, cell, state=cells.FAILED, sentence=f"not begun: {cell.parent} has failed"
             )
-            say(f"{which}: not begun, since {cell.parent} has failed")
+            configs.stderr(f"{which}: not begun, since {cell.parent} has failed")
             continue
-        say(f"{which}: running; {cells.path_of(workdir, cell.name) / cells.LOG}")
+        configs.stderr(f"{which}: running; {cells.path_of(workdir, cell.name) / cells.LOG}")
         cells.run(workdir, cell, environment, stop)
         row = next(r for r in write_table(ablation, workdir, costs).rows if r["cell"] == cell.name)
-        say(f"{which}: {table.outcome(row)}")
+        configs.stderr(f"{which}: {table.outcome(row)}")
 
 
 def write_table(ablation: Ablation, workdir: str, costs: Mapping[str, budget.Cost]) -> table.Table:

@@ -17,13 +17,14 @@ from ml_collections import config_dict
 from bertjax import config as configs
 from bertjax.ablate import budget, cells
 from bertjax.ablate.budget import Cost
-from bertjax.ablate.grid import Cell
+from bertjax.ablate.grid import SHORT, Cell
 from bertjax.train import workdir as workdirs
 from bertjax.train.progress import duration
 
 NAME = "ablation"
 PRETRAIN, FINETUNE = "pretrain", "finetune"
-_SIZES = {"L": "num_layers", "H": "hidden_size", "A": "num_heads", "F": "intermediate_size"}
+_SIZES = {letter: key.removeprefix("model.") for letter, key in SHORT.items()}
+_SIZES["F"] = "intermediate_size"
 _HELD_OUT = ("mlm_loss", "perplexity", "mlm_accuracy", "nsp_accuracy")
 _HEADS = {
     "training_flops": "training FLOPs", "mlm_loss": "MLM loss", "mlm_accuracy": "MLM accuracy",

@@ -207,6 +207,18 @@ def counted(counts: Mapping[str, int], before: str = "") -> list[str]:
 
 def render(report: Mapping[str, Any]) -> str:
     """The report as lines to read."""
+    lines = [f"{name:21}{text}" for name, text in rows(report)]
+    return "\n".join([*lines, *remarks(report)])
+
+
+def remarks(report: Mapping[str, Any]) -> list[str]:
+    """Its notes and warnings, each a line."""
+    notes = [f"note: {note}" for note in report["notes"]]
+    return notes + [f"warning: {warning}" for warning in report["warnings"]]
+
+
+def rows(report: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """Its figures for a person: (name, text)."""
     splits = ", ".join(
         f"{name} {split['documents']:,} documents, {split['tokens']:,} tokens"
         for name, split in report["splits"].items()
@@ -215,25 +227,22 @@ def render(report: Mapping[str, Any]) -> str:
     share = report["nsp_random_share"]
     random = "no pairs can be made" if share is None else f"{100 * share:.1f} % expected (aim: 50)"
     case = "uncased" if vocab["do_lower_case"] else "cased"
-    lines = [
-        f"source               {report['source']}",
-        f"vocabulary           {vocab['size']:,} tokens, {case}",
-        f"documents            {report['documents']:,} "
-        f"({report['sentences_per_document']:.1f} sentences each; "
-        f"{100 * report['one_sentence_documents_share']:.1f} % have one)",
-        f"sentences            {report['sentences']:,} "
-        f"({report['tokens_per_sentence']:.1f} tokens each)",
-        f"tokens               {report['tokens']:,} from {report['characters']:,} characters",
-        f"splits               {splits}",
-        f"[UNK]                {100 * report['unk_share']:.3f} % of tokens",
-        f"duplicates           {100 * report['duplicate_documents_share']:.1f} % of documents, "
-        f"{100 * report['duplicate_lines_share']:.1f} % of lines",
-        f"random pairs         {random}",
-        f"padding              {100 * report['padding_share']:.1f} % expected at length "
-        f"{report['seq_length']}, unpacked",
-        "sentence lengths     "
-        + "  ".join(f"{name}: {n:,}" for name, n in report["sentence_length_histogram"].items()),
-        *(f"note: {note}" for note in report["notes"]),
-        *(f"warning: {warning}" for warning in report["warnings"]),
-    ]
-    return "\n".join(lines)
+    histogram = report["sentence_length_histogram"]
+    return [
+        ("source", report["source"]),
+        ("vocabulary", f"{vocab['size']:,} tokens, {case}"),
+        ("documents", f"{report['documents']:,} "
+                      f"({report['sentences_per_document']:.1f} sentences each; "
+                      f"{100 * report['one_sentence_documents_share']:.1f} % have one)"),
+        ("sentences", f"{report['sentences']:,} "
+                      f"({report['tokens_per_sentence']:.1f} tokens each)"),
+        ("tokens", f"{report['tokens']:,} from {report['characters']:,} characters"),
+        ("splits", splits),
+        ("[UNK]", f"{100 * report['unk_share']:.3f} % of tokens"),
+        ("duplicates", f"{100 * report['duplicate_documents_share']:.1f} % of documents, "
+                       f"{100 * report['duplicate_lines_share']:.1f} % of lines"),
+        ("random pairs", random),
+        ("padding", f"{100 * report['padding_share']:.1f} % expected at length "
+                    f"{report['seq_length']}, unpacked"),
+        ("sentence lengths", "  ".join(f"{name}: {n:,}" for name, n in histogram.items())),
+    ]  # fmt: skip

@@ -17,7 +17,7 @@ from bertjax.api import Bert
 from bertjax.data.normalization import CJK
 from bertjax.inference.batching import Limits, Progress, Row, by_text, no_progress, run
 from bertjax.inference.language import check_texts, encode, inputs_of
-from bertjax.tasks.classify import label_probabilities
+from bertjax.tasks.classify import label_probabilities, predicted
 from bertjax.tasks.spans import best_answers, choose, question_windows
 from bertjax.tasks.tag import sentence_windows, word_pieces
 from bertjax.tasks.text_examples import MULTI, REGRESSION
@@ -59,7 +59,7 @@ def classify(
     probabilities are their mean. What is cut is counted and warned of.
 
     Yields {'text', 'label', 'probabilities': {label: probability}}, with 'pair' for pairs; of
-    several labels at once 'labels', those of at least 1/2; of a regression {'text', 'value'}.
+    several labels at once 'labels', those above 1/2; of a regression {'text', 'value'}.
 
     Raises:
         UserError: no classifier or an empty text.
@@ -80,11 +80,9 @@ def classify(
             yield {**answer, "value": float(logits.mean(dtype=np.float64))}
             continue
         means = label_probabilities(logits, kind).mean(axis=0)
-        probabilities = dict(zip(bert.published.labels, map(float, means), strict=True))
-        if kind == MULTI:
-            answer["labels"] = [label for label, p in probabilities.items() if p >= 0.5]
-        else:
-            answer["label"] = max(probabilities, key=probabilities.get)
+        labels = bert.published.labels
+        answer["labels" if kind == MULTI else "label"] = predicted(means, labels, kind)
+        probabilities = dict(zip(labels, map(float, means), strict=True))
         yield {**answer, "probabilities": probabilities}
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import pathlib
 
 from bertjax.errors import UserError
@@ -33,7 +34,7 @@ def read_checkpoint(path: str, step: int | None = None) -> Published:
     Raises:
         UserError: nothing readable is there, or the files are damaged or contradict each other.
     """
-    path = str(path)
+    path = os.path.expanduser(path)
     local = _local(path)
     if workdir.is_workdir(path):
         return workdir.read(path, step)

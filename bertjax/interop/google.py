@@ -76,7 +76,6 @@ def read(path: str) -> Published:
         remarks = (*remarks, "Google's checkpoints do not name their classes: LABEL_0, ...")
     return Published(
         source=path,
-        kind=GOOGLE,
         config=config,
         params=params,
         tokenizer=tokenizer,

@@ -15,7 +15,7 @@ from safetensors.numpy import save_file
 
 from bertjax.errors import UserError
 from bertjax.interop.names import HUGGINGFACE, export_tensor, get, tensors_of
-from bertjax.interop.published import Published, assemble, check_config
+from bertjax.interop.published import Published, assemble, check_config, check_new_folder
 from bertjax.interop.vocabulary import ADDED_FILE, load_tokenizer, write_tokenizer
 from bertjax.interop.weights import INDEX, WEIGHTS, read_json, read_weights, weight_files
 
@@ -254,7 +254,6 @@ def read(path: str) -> Published:
     tokenizer, remarks = load_tokenizer(folder, config["vocab_size"])
     return Published(
         source=path,
-        kind=HUGGINGFACE,
         config=config,
         params=params,
         tokenizer=tokenizer,
@@ -318,9 +317,10 @@ def write(folder: str | pathlib.Path, published: Published) -> str:
     the vocabulary cut off. The MLM decoder is tied, so its matrix is stored once.
 
     Raises:
-        UserError: the folder holds files already or cannot be written, or the heads do not make
-            a model that transformers knows.
+        UserError: the folder holds files already, cannot be written or is not of this machine, or
+            the heads do not make a model that transformers knows.
     """
+    check_new_folder(str(folder), remote=False)
     folder = pathlib.Path(folder)
     architecture = architecture_of(published)
     config = _config_json(published, architecture)
@@ -334,8 +334,6 @@ def write(folder: str | pathlib.Path, published: Published) -> str:
     if not published.heads:  # BertModel's own names
         weights = {name.removeprefix("bert."): array for name, array in weights.items()}
     try:
-        if folder.exists() and any(folder.iterdir()):
-            raise UserError(f"{folder} is not empty; name a new folder.")
         folder.mkdir(parents=True, exist_ok=True)
         if published.tokenizer is not None:
             write_tokenizer(

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import jax
 import numpy as np
+from etils import epath
 
 from bertjax.errors import UserError
 from bertjax.interop.names import (
@@ -63,7 +64,6 @@ class Published:
 
     Attributes:
         source: the path or name it was read from.
-        kind: 'huggingface', 'google' or 'workdir'.
         config: fields of `BertConfig`.
         params: float32 NumPy arrays in our layout: all of 'bert' (the pooler if it was stored)
             and the heads that were there. Vocabulary rows are padded with zeros.
@@ -77,7 +77,6 @@ class Published:
     """
 
     source: str
-    kind: str
     config: dict[str, Any]
     params: dict[str, Any]
     tokenizer: Tokenizer | None
@@ -119,6 +118,20 @@ def checksum(params: Mapping[str, Any]) -> str:
             crc = zlib.crc32(tensor.path.encode(), crc)
             crc = zlib.crc32(np.ascontiguousarray(array), crc)
     return f"{crc:08x}"
+
+
+def check_new_folder(folder: str, *, remote: bool) -> None:
+    """Raises UserError where `folder` has files or cannot be opened, or lies on another machine's
+    storage (gs://...) although no `remote` one can be written to."""
+    if "://" in folder and not remote:
+        raise UserError(f"{folder} is no folder of this machine; write to one and copy it there.")
+    try:
+        root = epath.Path(folder)
+        free = not root.exists() or (root.is_dir() and not any(root.iterdir()))
+    except (OSError, KeyError, ImportError, ValueError) as error:
+        raise UserError(f"{folder} cannot be opened ({error}).") from error
+    if not free:
+        raise UserError(f"{folder} is not empty; name a new folder.")
 
 
 def check_config(config: Mapping[str, Any], where: str) -> None:
@@ -320,29 +333,25 @@ def initial_params(
     published: Published,
     abstract_params: Mapping[str, Any],
     *,
-    new_head: str = "refuse",
+    new_head: bool = False,
     encoder_only: bool = False,
-    strict: bool = False,
 ) -> tuple[dict[str, Any], Coverage]:
     """The part of a model's parameters that a checkpoint gives.
 
     Args:
         published: what `read_checkpoint` returned.
         abstract_params: the model's parameter tree without boxes; leaves have `.shape`.
-        new_head: 'refuse' or 'allow': what happens to a head of another size than the model's.
+        new_head: whether a head of another size than the model's is left for a fresh one.
         encoder_only: start the encoder from the checkpoint and every head afresh.
-        strict: refuse tensors that are left over or newly initialised.
 
     Returns:
         (params, coverage). `params` is a tree of float32 NumPy arrays in the model's structure
         where the parameters in `coverage.new` are absent: the caller initialises those.
 
     Raises:
-        UserError: an encoder tensor has another shape than the model's, or a head has and
-            `new_head` is 'refuse', or `strict` is broken.
+        UserError: an encoder tensor has another shape than the model's, or a head has and no
+            `new_head` is asked for.
     """
-    if new_head not in ("refuse", "allow"):
-        raise UserError(f"new_head is '{new_head}'; it must be refuse or allow.")
     shapes, frozen = _model_shapes(abstract_params)
     params: dict[str, Any] = {}
     new: list[str] = []
@@ -353,10 +362,10 @@ def initial_params(
             continue
         if tensor.head == "bert":
             _refuse_encoder(published, tensor, array.shape, wanted)
-        if new_head == "refuse" and not encoder_only:
+        if not (new_head or encoder_only):
             raise UserError(
                 f"the head '{tensor.head}' has {array.shape[-1]} outputs in {published.source} "
-                f"but {wanted[-1]} in the model; ask for a new head (new_head=allow) or match it."
+                f"but {wanted[-1]} in the model; ask for a new head (new_head=True) or match it."
             )
         reset.add(tensor.head)
     for tensor in TENSORS:
@@ -380,6 +389,4 @@ def initial_params(
         checksum=checksum(params),
         new=tuple(new),
     )
-    if strict and (coverage.left_over or coverage.new):
-        raise UserError(f"{published.source} does not fit the model exactly: {coverage}.")
     return _split_encoder(params, frozen) if frozen else params, coverage

@@ -13,11 +13,17 @@ from bertjax.data.tokenizer import Tokenizer
 from bertjax.data.tokenizer_files import JSON_FILE, VOCAB_FILE
 from bertjax.errors import UserError
 from bertjax.interop.names import HEADS, get, tensors_of
-from bertjax.interop.published import Coverage, Published, check_config, checksum, whole_encoder
+from bertjax.interop.published import (
+    Coverage,
+    Published,
+    check_config,
+    check_new_folder,
+    checksum,
+    whole_encoder,
+)
 from bertjax.train import checkpoint
 from bertjax.train.workdir import CONFIG, read_config, write_json
 
-WORKDIR = "workdir"
 # Of a workdir, of one step's folder, of a workdir before its first checkpoint.
 _MARKS = (checkpoint.FOLDER, "manifest.json", "metrics.jsonl")
 _MODEL_FIELDS = (
@@ -95,7 +101,6 @@ def read(path: str, step: int | None = None) -> Published:
         labels = [f"LABEL_{i}" for i in range(params["classifier"]["dense"]["bias"].shape[0])]
     return Published(
         source=path,
-        kind=WORKDIR,
         config=config,
         params=params,
         tokenizer=tokenizer,
@@ -114,8 +119,7 @@ def write(folder: str, published: Published) -> None:
         UserError: the folder holds files already or cannot be written.
     """
     root = epath.Path(folder)
-    if root.exists() and (not root.is_dir() or any(root.iterdir())):
-        raise UserError(f"{folder} is not empty; name a new folder.")
+    check_new_folder(folder, remote=True)
     config = default_config()
     config.model.update(published.config)
     config.task = next((_TASKS[head] for head in published.heads if head in _TASKS), "pretrain")

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import argparse
 import json
-import pathlib
 import sys
 from collections.abc import Sequence
 
 from etils import epath
 
 from bertjax import cli
+from bertjax.data.labelled import lines_of
 from bertjax.errors import UserError
 
 USAGE = """
@@ -37,7 +37,7 @@ def parser() -> cli.ArgumentParser:
     result.add_argument(
         "--text", action="append", help="a text to look inside of; repeat it for several"
     )
-    result.add_argument("--texts", metavar="FILE", help="a text a line, UTF-8")
+    result.add_argument("--texts", metavar="FILE", help="a text a line, UTF-8; - is stdin")
     result.add_argument("--json", action="store_true", help="print {'report': PATH, ...} alone")
     return result
 
@@ -48,15 +48,7 @@ def read_texts(args: argparse.Namespace) -> list[str] | None:
         raise UserError("texts were given by --text and by --texts; give one of the two.")
     texts = args.text
     if args.texts:
-        try:
-            content = pathlib.Path(args.texts).read_bytes().decode("utf-8-sig")
-        except OSError as error:
-            raise UserError(f"--texts={args.texts} cannot be read: {error.strerror}.") from error
-        except UnicodeDecodeError as error:
-            raise UserError(
-                f"--texts={args.texts} is not UTF-8 at byte {error.start}; convert it first."
-            ) from error
-        texts = content.splitlines()
+        texts = lines_of(cli.read_text("--texts", args.texts))
         if not texts:
             raise UserError(f"--texts={args.texts} holds no text.")
     for number, text in enumerate(texts or ()):

@@ -96,5 +96,9 @@ def _predictions(
             "The run has written no predictions; it does so when it finishes."
         )
         return None
-    found = [predictions.read(path, split, run["task"], texts.get(split), rows) for split in splits]
+    scores = "cmrc" if run["config"].get("data.language") == "zh" else "squad"
+    found = [
+        predictions.read(path, split, run["task"], texts.get(split), rows, scores)
+        for split in splits
+    ]
     return {"kind": "predictions", "splits": found}

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -173,14 +172,12 @@ def read_data_report(path: str, config: Mapping[str, Any]) -> dict[str, Any] | N
         return None
     try:
         content = json.loads((epath.Path(folder) / REPORT).read_text())
-        lines = data_report.render(content).splitlines()
+        rows, remarks = data_report.rows(content), data_report.remarks(content)
         histogram = content["sentence_length_histogram"]
     except (ValueError, KeyError, TypeError) as error:
         return {"rows": [], "remarks": [f"{folder}/{REPORT} is damaged ({error!r})."], "bars": None}
-    rows = [m.groups() for line in lines if (m := re.match(r"(\S.*?) {2,}(\S.*)", line))]
-    remarks = [line for line in lines if line.startswith(("note: ", "warning: "))]
     return {
-        "rows": [list(row) for row in rows if row[0] != "sentence lengths"],
+        "rows": [list(row) for row in rows if row[0] != "sentence lengths"],  # they are the bars
         "remarks": remarks,
         "bars": {"names": list(histogram), "counts": list(histogram.values())},
     }

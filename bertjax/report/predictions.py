@@ -15,6 +15,7 @@ from bertjax.api import Bert
 from bertjax.errors import UserError
 from bertjax.report.gather import number
 from bertjax.report.held_out import Texts
+from bertjax.tasks import squad
 from bertjax.tasks.finetune import PREDICTIONS
 from bertjax.tasks.results import MOST_CLASSES
 
@@ -34,12 +35,15 @@ def splits_of(path: str) -> list[str]:
     return sorted(file.stem for file in folder.glob("*.jsonl")) if folder.exists() else []
 
 
-def read(path: str, split: str, task: str, texts: Texts | None, most: int) -> dict[str, Any]:
+def read(
+    path: str, split: str, task: str, texts: Texts | None, most: int, scores: str = "squad"
+) -> dict[str, Any]:
     """The predictions of one split, the wrong ones first, the surest mistakes before others.
 
     Args:
         texts: the examples of the split in order; None where they cannot be read.
         most: how many rows to return.
+        scores: whose rule says when an answer is right, of `squad.SCORES`.
 
     Returns:
         {split, total, labelled, wrong, damaged, rows, confusion}; a row has text, pair, label,
@@ -53,7 +57,7 @@ def read(path: str, split: str, task: str, texts: Texts | None, most: int) -> di
     def rows() -> Iterator[tuple[float, int, dict[str, Any]]]:
         for entry in _entries(path, split, counts):
             try:
-                row, badness = _row(task, entry, texts)
+                row, badness = _row(task, entry, texts, scores)
                 place = int(entry["index"])
             except (KeyError, TypeError, ValueError, IndexError, AttributeError):
                 counts["damaged"] += 1
@@ -92,7 +96,9 @@ def _matrix(counts: Mapping[tuple[str, str], int], names: list[str]) -> dict[str
     return {"labels": names, "counts": table}
 
 
-def _row(task: str, entry: Mapping[str, Any], texts: Texts | None) -> tuple[dict[str, Any], float]:
+def _row(
+    task: str, entry: Mapping[str, Any], texts: Texts | None, scores: str
+) -> tuple[dict[str, Any], float]:
     """A row for the page and its place in the order: mistakes below 0, the surest lowest."""
     if task == "tag":
         return _tagged(entry)
@@ -103,7 +109,9 @@ def _row(task: str, entry: Mapping[str, Any], texts: Texts | None) -> tuple[dict
         row["pair"] = None if texts.pairs is None else shortened(texts.pairs[index])
     label, guess = entry["label"], entry["prediction"]
     if task == "answer":
-        right = None if label is None else (guess in label if label else guess == "")
+        right = None
+        if label is not None:
+            right = bool(squad.best_scores([guess], [label], scores)[0][0])
         sure = float(entry["probability"])
     elif isinstance(guess, float | int):  # a regression: no answer is quite right
         error = 0.0 if label is None else abs(guess - label)

@@ -95,6 +95,7 @@ def test_given_names_quotes_and_values_that_are_no_file_names():
         ({"ablate__grid": "L=1,2", "init_from": "x"}, ["model.num_layers", "init_from=x"]),
         ({"ablate__finetune": "mrcp"}, ["'mrcp'", "mrpc"]),
         ({"ablate__finetune": "data.train=a.tsv"}, ["no name", "NAME:"]),
+        ({"ablate__finetune": "data.train=tfds:x:train,data.validation=v"}, ["no name", "NAME:"]),
         ({"ablate__finetune": "mrpc; mrpc: data.limit=9"}, ["mrpc twice"]),
         ({"ablate__finetune": "own: data.train=a.tsv"}, ["own", "development set"]),
         ({"ablate__finetune": "mrpc: H=16"}, ["model.hidden_size", "decides"]),

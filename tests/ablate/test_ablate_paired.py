@@ -144,6 +144,29 @@ def test_classifiers_by_their_predictions(tmp_path):
     assert paths["results"] == found["results"]
 
 
+def test_several_labels_are_compared_as_sets(tmp_path):
+    """A row that names a label twice, as 'a,a' in a file does, is right where the label is."""
+    gold = [["a", "a"], ["b", "a"], []]
+    finished(tmp_path / "a", problem_type="multi_label", rows=of(gold, [["a"], ["a", "b"], ["a"]]))
+    finished(tmp_path / "b", problem_type="multi_label", rows=of(gold, [["a"], ["a", "b"], []]))
+    (found,) = compare.compare(f"{tmp_path}/a,{tmp_path}/b", "", "validation")["results"]
+    assert (found["a"], found["b"]) == (2 / 3, 1)
+
+
+def test_the_same_labels_of_other_examples(tmp_path):
+    """Words and questions tell; of a classifier the sources alone do, and a note says so."""
+    for name in ("x", "y"):
+        rows = of([["O"]], [["O"]])
+        finished(tmp_path / f"{name}t", task="tag", rows=[rows[0] | {"words": [name]}])
+        finished(tmp_path / f"{name}q", task="answer", rows=[rows[0] | {"id": name}])
+        finished(tmp_path / f"{name}c", rows=of(["yes"], ["no"]), validation=f"{name}.tsv")
+    for kind in ("t", "q"):
+        with pytest.raises(UserError, match="different validation examples"):
+            compare.compare(f"{tmp_path}/x{kind},{tmp_path}/y{kind}", "", "validation")
+    (note,) = compare.compare(f"{tmp_path}/xc,{tmp_path}/yc", "", "validation")["notes"]
+    assert "x.tsv and y.tsv" in note and "labels alone" in note
+
+
 def test_scores_tags_and_answers_by_their_predictions(tmp_path):
     gold = list(np.linspace(0, 5, 30))
     noise = np.random.default_rng(0).normal(size=(2, 30))

@@ -82,7 +82,6 @@ def published(heads: tuple[str, ...], seed: int = 0, **sizes: int) -> Published:
     names = [n for t in tensors_of(()) for n in t.names(HUGGINGFACE, config["num_layers"])]
     return Published(
         source="random",
-        kind=HUGGINGFACE,
         config=config,
         params=params,
         tokenizer=Tokenizer(VOCAB) if fits else None,

@@ -397,6 +397,9 @@ def test_a_hub_name_in_the_cache_is_read_offline(monkeypatch, tmp_path, pretrain
 
 
 def test_an_export_does_not_overwrite(pretrained) -> None:
+    for other in ("gs://bucket/model", "s3://bucket/model"):
+        with pytest.raises(UserError, match="no folder of this machine"):
+            write_huggingface(other, published(("mlm", "nsp")))
     with pytest.raises(UserError, match="is not empty"):
         write_huggingface(pretrained, published(()))
     with pytest.raises(UserError, match="cannot be written"):

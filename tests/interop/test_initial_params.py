@@ -39,7 +39,7 @@ def test_our_tree_is_the_models_tree() -> None:
 
 def test_everything_lands() -> None:
     model = published(("mlm", "nsp"))
-    params, coverage = initial_params(model, pretraining(), strict=True)
+    params, coverage = initial_params(model, pretraining())
     assert same_trees(params, model.params)
     assert str(coverage) == (
         "39 of 39 encoder tensors loaded and the heads mlm, nsp, left over: none, "
@@ -58,15 +58,13 @@ def test_a_task_head_is_new_and_unused_heads_are_left_over() -> None:
     assert coverage.new == ("classifier/dense/kernel", "classifier/dense/bias")
     assert "mlm/bias" in coverage.left_over and "nsp/dense/kernel" in coverage.left_over
     assert "classifier" not in params and "mlm" not in params
-    with pytest.raises(UserError, match="does not fit the model exactly: 39 of 39"):
-        initial_params(published(("mlm", "nsp")), classification(3), strict=True)
 
 
 def test_a_head_of_another_size() -> None:
     model = published(("classifier",))  # 3 classes
     with pytest.raises(UserError, match=r"'classifier' has 3 outputs .* but 5 in the model"):
         initial_params(model, classification(5))
-    params, coverage = initial_params(model, classification(5), new_head="allow")
+    params, coverage = initial_params(model, classification(5), new_head=True)
     assert coverage.new == ("classifier/dense/kernel", "classifier/dense/bias")
     assert "classifier" not in params and coverage.heads == ()
     same, _ = initial_params(model, classification(3))
@@ -113,8 +111,3 @@ def test_frozen_layers_are_a_stack_of_their_own(frozen) -> None:
     low = params["bert"]["frozen_encoder"]["mlp"]["output"]["kernel"]
     np.testing.assert_array_equal(low, kernel[:frozen])
     assert same_trees(whole_encoder(params), model.params)
-
-
-def test_an_unknown_answer_is_refused() -> None:
-    with pytest.raises(UserError, match="new_head is 'maybe'"):
-        initial_params(published(()), pretraining(), new_head="maybe")

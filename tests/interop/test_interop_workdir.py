@@ -23,13 +23,22 @@ def test_every_head_to_a_workdir_and_back(tmp_path, heads) -> None:
     workdirs.write(str(tmp_path / "run"), model)
     for given in ("run", "run/checkpoints", "run/checkpoints/0"):
         again = read_checkpoint(str(tmp_path / given))
-        assert again.kind == "workdir" and again.heads == heads
+        assert again.settings and again.heads == heads
         assert same_trees(again.params, model.params)
         assert again.config == model.config and again.labels == model.labels
         assert again.tokenizer.vocab == model.tokenizer.vocab
         assert again.tokenizer.settings == model.tokenizer.settings
     write_huggingface(tmp_path / "out", again)
     assert same_trees(read_checkpoint(str(tmp_path / "out")).params, model.params)
+
+
+def test_a_tilde_is_the_home(tmp_path, monkeypatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    model = published(("mlm", "nsp"))
+    workdirs.write(str(tmp_path / "run"), model)
+    write_huggingface(tmp_path / "folder", model)
+    for given in ("~/run", "~/run/checkpoints/0", "~/folder"):
+        assert same_trees(read_checkpoint(given).params, model.params)
 
 
 def run_with_steps(folder, metrics) -> None:

@@ -85,6 +85,15 @@ def test_bad_arguments_are_one_sentence(arguments, message, tmp_path):
         front.main([f"--workdir={tmp_path}/none", *arguments])
 
 
+def test_texts_of_a_file_end_at_line_feeds_alone(tmp_path):
+    (tmp_path / "texts").write_bytes("a\u2028b\x85c\r\nd\x0ce\n".encode())
+    args = front.parser().parse_args(["--workdir=x", f"--texts={tmp_path}/texts"])
+    assert front.read_texts(args) == ["a\u2028b\x85c", "d\x0ce"]
+    (tmp_path / "texts").write_bytes(b"ab\xff")
+    with pytest.raises(UserError, match=r"--texts=.* is not UTF-8 at byte 2"):
+        front.read_texts(args)
+
+
 def test_json_is_the_only_output(tmp_path, capsys):
     pytest.importorskip("plotly")
     folder = classifier(tmp_path / "run")

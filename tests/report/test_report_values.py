@@ -113,6 +113,15 @@ def test_predictions_of_other_tasks(tmp_path):
     assert (found["total"], found["labelled"], found["wrong"], found["damaged"]) == (4, 3, 1, 1)
     assert [row["right"] for row in found["rows"]] == [False, None, True, True]
     assert found["rows"][0]["prediction"] == "(no answer)" and found["rows"][3]["text"] == "q0"
+    rivers = [
+        {"index": 0, "label": ["Rhine"], "prediction": "the Rhine!", "probability": 0.4},
+        {"index": 1, "label": ["莱茵河"], "prediction": "《莱茵河》", "probability": 0.4},
+    ]
+    write_lines(tmp_path / "predictions" / "validation.jsonl", rivers)
+    # SQuAD's rule takes off articles and ASCII's punctuation, CMRC's the punctuation of any script.
+    for rule, right in (("squad", {0: True, 1: False}), ("cmrc", {0: False, 1: True})):
+        found = predictions.read(str(tmp_path), "validation", "answer", texts_of("0", "1"), 9, rule)
+        assert {int(row["text"]): row["right"] for row in found["rows"]} == right
     scores = [{"index": i, "label": 1.0, "prediction": 1.0 + i} for i in range(3)]
     write_lines(tmp_path / "predictions" / "validation.jsonl", scores)
     found = predictions.read(str(tmp_path), "validation", "classify", None, 2)
