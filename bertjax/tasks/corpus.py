@@ -45,21 +45,36 @@ def prepare_data(config: config_dict.ConfigDict, workdir: str, tokenizer: Tokeni
             f"config.data.source={source} is a raw source and needs config.data.vocab: a "
             "vocabulary file, or train:SIZE to learn one"
         )
-    folder.rmtree(missing_ok=True)
-    folder.parent.mkdir(parents=True, exist_ok=True)
+    kept = _is_prepared(folder) and _has_checkpoints(workdir)
+    target = folder.parent / "corpus.new" if kept else folder
+    target.rmtree(missing_ok=True)
+    target.parent.mkdir(parents=True, exist_ok=True)
     if tokenizer is not None:
-        kept = epath.Path(workdir) / VOCABULARY
-        tokenizer.save(kept)
-        vocab = str(kept)
+        tokenizer.save(epath.Path(workdir) / VOCABULARY)
+        vocab = str(epath.Path(workdir) / VOCABULARY)
     # A given vocabulary decides on lower-casing, unless that is turned off.
     given = not vocab.startswith("train:")
     lower_case = None if given and data.lower_case else data.lower_case
     with display() as shown:
         builder.prepare(
-            source, vocab, folder, lower_case=lower_case, language=data.language,
+            source, vocab, target, lower_case=lower_case, language=data.language,
             held_out=data.held_out, seq_length=data.seq_length, progress=shown,
         )  # fmt: skip
+    if kept:
+        if (folder / FINGERPRINT).read_text() != (target / FINGERPRINT).read_text():
+            target.rmtree()
+            raise UserError(
+                f"config.data.source={source} gives another corpus than the one that the run in "
+                f"{workdir} was trained on, which is kept: go back to its source and settings, or "
+                "take another --workdir"
+            )
+        target.rmtree()
     request.write_text(json.dumps(wanted))
+
+
+def _has_checkpoints(workdir: str) -> bool:
+    folder = epath.Path(workdir) / "checkpoints"
+    return folder.is_dir() and any(path.name.isdigit() for path in folder.iterdir())
 
 
 def own_corpus(workdir: epath.PathLike) -> epath.Path:

@@ -273,6 +273,21 @@ def test_a_raw_source_is_prepared_once_in_the_workdir(tmp_path):
         prepare_data(config_of(tmp_path / "text.txt"), str(tmp_path / "other"))
 
 
+def test_the_corpus_of_a_run_with_checkpoints_is_not_replaced(tmp_path):
+    (tmp_path / "text.txt").write_text(text(30, 6))
+    workdir, vocab = tmp_path / "run", {"data.vocab": "train:150"}
+    prepare_data(config_of(tmp_path / "text.txt", **vocab), str(workdir))
+    stamp = (workdir / "corpus" / "fingerprint.json").stat().st_mtime_ns
+    (workdir / "checkpoints" / "5").mkdir(parents=True)
+    (tmp_path / "text.txt").rename(tmp_path / "moved.txt")
+    prepare_data(config_of(tmp_path / "moved.txt", **vocab), str(workdir))
+    (tmp_path / "other.txt").write_text(text(31, 6))
+    with pytest.raises(UserError, match="another corpus than the one"):
+        prepare_data(config_of(tmp_path / "other.txt", **vocab), str(workdir))
+    assert (workdir / "corpus" / "fingerprint.json").stat().st_mtime_ns == stamp
+    assert not (workdir / "corpus.new").exists()
+
+
 def test_a_smoke_run_replaces_data_that_is_not_there(tmp_path, capsys):
     config = config_of("nowhere/at/all", **{"smoke": True, "model.vocab_size": 0})
     prepare_data(config, str(tmp_path))
