@@ -79,14 +79,15 @@ def prepare_rate(source: str, vocab: str, processes: int, megabytes: float) -> t
 
 
 def peak_memory(source: str, vocab: str, processes: int) -> float:
-    """Peak resident MB of a preparation: of the largest process in it."""
+    """Peak resident MB of a preparation, of the process that reads, encodes and writes."""
+    # VmHWM, since ru_maxrss of a new process begins with what its parent had in memory.
     program = (
-        "import resource, sys\n"
+        "import pathlib, re, sys\n"
         "from bertjax.data import builder\n"
         "if __name__ == '__main__':\n"
         "    builder.prepare(sys.argv[1], sys.argv[2], sys.argv[3], processes=int(sys.argv[4]))\n"
-        "    who = (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)\n"
-        "    print(max(resource.getrusage(w).ru_maxrss for w in who))\n"
+        "    status = pathlib.Path('/proc/self/status').read_text()\n"
+        "    print(re.search(r'VmHWM:\\s+(\\d+)', status)[1])\n"
     )
     with tempfile.TemporaryDirectory() as folder:
         script = pathlib.Path(folder) / "measure.py"

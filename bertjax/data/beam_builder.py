@@ -57,7 +57,7 @@ class Corpus(tfds.core.GeneratorBasedBuilder):
     def __init__(self, *, requests: list[Request], splits: list[str], **options: Any) -> None:
         self._requests = requests
         self._split_names = splits
-        self._continues = bool(requests[0].encoder.segmenter)
+        self._encoder = requests[0].encoder
         super().__init__(**options)
 
     def _info(self) -> tfds.core.DatasetInfo:
@@ -66,7 +66,7 @@ class Corpus(tfds.core.GeneratorBasedBuilder):
             description="Token ids of a text corpus, prepared by bertjax.",
             features=tfds.features.FeaturesDict(
                 {
-                    **storage.features(self._continues),
+                    **storage.features(self._encoder),
                     "lengths": tfds.features.Tensor(shape=(None,), dtype=np.int32),
                     "document": tfds.features.Scalar(np.int64),
                 }
@@ -136,29 +136,19 @@ def _encode(batch: Iterable[tuple[tuple[int, int, int], Piece]], encoder: Encode
     """(split, key, example) of every record; the key sorts documents by digest, then by place."""
     places, pieces = zip(*batch, strict=True)
     chunk = encoder(pieces)
+    features = storage.features(encoder)
     for (part, document, place), piece in zip(places, chunk.pieces, strict=True):
         document_digest = digest64(f"{part}/{document}") >> 1  # it is stored as an int64
         base = document_digest << 128 | part << 96 | document << 56 | place << 16
         ends = np.cumsum(piece.sentences)
         for number, record in enumerate(piece.records):
             first = int(ends[number]) - piece.sentences[number]
-            example = _parse(record)
+            example = features.deserialize_example_np(record)
             example["lengths"] = piece.lengths[first : int(ends[number])].astype(np.int32)
             example["document"] = np.int64(document_digest)
             yield piece.split, base | number, example
     for name, count in {**chunk.counts, "characters": chunk.characters}.items():
         yield beam.pvalue.TaggedOutput(_COUNTS, (name, count))
-
-
-def _parse(record: bytes) -> dict[str, Any]:
-    from tensorflow_datasets.proto import tf_example_pb2
-
-    example = tf_example_pb2.Example.FromString(record)
-    types = {"ids": np.int32, "continues": np.bool_}
-    return {
-        name: np.array(feature.int64_list.value, types[name])
-        for name, feature in example.features.feature.items()
-    }
 
 
 def build(

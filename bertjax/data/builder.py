@@ -155,10 +155,10 @@ def prepare(
         tokenizer = make_tokenizer()
         tokenizer.save(folder)
         encoder = Encoder(tokenizer, language, segmenter)
-        choose = Chooser(held_out.fraction, seed).settled(opened)
+        choose = Chooser(held_out.fraction, seed)
         if beam_pipeline_options:
             statistics, figures = _on_beam(
-                folder, opened, named, encoder, choose, beam_pipeline_options
+                folder, opened, named, encoder, choose.settled(opened), beam_pipeline_options
             )
         else:
             statistics, figures = pipeline.build(

@@ -110,39 +110,52 @@ def _chunks(
         yield chunk
 
 
-def _encoded(
-    chunks: Iterator[list[Piece]], encoder: Encoder, processes: int
-) -> Iterator[EncodedChunk]:
-    """Chunks through the encoder, in order, with a bounded number on the way.
+@contextlib.contextmanager
+def _workers(encoder: Encoder, processes: int) -> Iterator[futures.Executor | None]:
+    """The other encoding processes, which start at once; None where there is none.
 
-    This process is one of `processes`: it reads and writes, and encodes while every other one has
-    work waiting. So N processes take N cores, and nobody waits for the others to start.
+    Raises:
+        UserError: one of them was killed.
     """
     if processes == 1:
-        with _one_core():
-            yield from map(encoder, chunks)
+        yield None
         return
     context = multiprocessing.get_context("spawn")  # JAX's threads do not survive a fork
     pool = futures.ProcessPoolExecutor(processes - 1, context, encoding.start_worker, (encoder,))
-    waiting: collections.deque[futures.Future[EncodedChunk]] = collections.deque()
     try:
-        with _one_core():
-            for chunk in chunks:
-                if sum(not future.done() for future in waiting) < 3 * (processes - 1):
-                    waiting.append(pool.submit(encoding.encode, chunk))
-                else:
-                    waiting.append(futures.Future())
-                    waiting[-1].set_result(encoder(chunk))
-                while waiting and (waiting[0].done() or len(waiting) > 32 + 4 * processes):
-                    yield waiting.popleft().result()
-            while waiting:
-                yield waiting.popleft().result()
+        for _ in range(processes - 1):
+            pool.submit(encoding.encode, [])
+        yield pool
     except futures.process.BrokenProcessPool:
         raise UserError(
             "a worker process was killed, probably for memory: use fewer --processes"
         ) from None
     finally:
         pool.shutdown(cancel_futures=True)
+
+
+def _encoded(
+    chunks: Iterator[list[Piece]], encoder: Encoder, pool: futures.Executor | None, processes: int
+) -> Iterator[EncodedChunk]:
+    """Chunks through the encoder, in order, with a bounded number on the way.
+
+    This process is one of `processes`: it reads and writes, and encodes while every other one has
+    work waiting. So N processes take N cores, and nobody waits for the others to start.
+    """
+    if pool is None:
+        yield from map(encoder, chunks)
+        return
+    waiting: collections.deque[futures.Future[EncodedChunk]] = collections.deque()
+    for chunk in chunks:
+        if sum(not future.done() for future in waiting) < 3 * (processes - 1):
+            waiting.append(pool.submit(encoding.encode, chunk))
+        else:
+            waiting.append(futures.Future())
+            waiting[-1].set_result(encoder(chunk))
+        while waiting and (waiting[0].done() or len(waiting) > 32 + 4 * processes):
+            yield waiting.popleft().result()
+    while waiting:
+        yield waiting.popleft().result()
 
 
 @contextlib.contextmanager
@@ -187,6 +200,9 @@ def build(
         processes = 1 if small else os.cpu_count() or 1
     statistics = Statistics()
     with contextlib.ExitStack() as stack:
+        stack.enter_context(_one_core())
+        pool = stack.enter_context(_workers(encoder, processes))
+        choose = choose.settled(source)  # while the workers start
         splits = {
             name: stack.enter_context(SplitWriter(folder, name))
             for name in ("train", "validation", *named)
@@ -194,7 +210,7 @@ def build(
         for name, part in {"": source, **named}.items():
             target = statistics if not name else Statistics()
             chunks = _chunks(part.documents(), (lambda _, n=name: n) if name else choose)
-            encoded = _encoded(chunks, encoder, processes)
+            encoded = _encoded(chunks, encoder, pool, processes)
             for chunk in watched(encoded, part, name or "corpus", progress):
                 _store(chunk, splits, target)
             target.counts.update(part.reading.counts)
@@ -208,7 +224,7 @@ def build(
         for split in splits.values():
             split.close()
     written = [split for split in splits.values() if split.index.documents]
-    write_metadata(folder, written, bool(encoder.segmenter))
+    write_metadata(folder, written, encoder)
     return statistics, {split.name: split.index.figures() for split in written}
 
 

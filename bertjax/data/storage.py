@@ -14,7 +14,7 @@ from typing import Any, Self
 import numpy as np
 from etils import epath
 
-from bertjax.data.encoder import EncodedPiece
+from bertjax.data.encoder import EncodedPiece, Encoder
 from bertjax.data.store import CORPUS, INDEX, NAME
 
 SHARD = 64 << 20  # bytes of records in a shard, about
@@ -192,17 +192,20 @@ class SplitWriter:
         self.index.close()
 
 
-def features(continues: bool) -> Any:
-    """Of a record: {'ids': int32 [n]}, and with a word segmenter {'continues': bool [n]}."""
+def features(encoder: Encoder) -> Any:
+    """Of a record: {'ids': uint16 or int32 [n]}, with a word segmenter {'continues': bool [n]}."""
     import tensorflow_datasets as tfds
 
-    names = {"ids": np.int32, "continues": np.bool_} if continues else {"ids": np.int32}
+    types = {"ids": encoder.dtype} | ({"continues": np.bool_} if encoder.segmenter else {})
     return tfds.features.FeaturesDict(
-        {name: tfds.features.Tensor(shape=(None,), dtype=dtype) for name, dtype in names.items()}
+        {
+            name: tfds.features.Tensor(shape=(None,), dtype=dtype, encoding="bytes")
+            for name, dtype in types.items()
+        }
     )
 
 
-def write_metadata(folder: epath.Path, splits: Sequence[SplitWriter], continues: bool) -> None:
+def write_metadata(folder: epath.Path, splits: Sequence[SplitWriter], encoder: Encoder) -> None:
     """What makes the shards a dataset for tfds.builder_from_directory."""
     import tensorflow_datasets as tfds
 
@@ -214,7 +217,7 @@ def write_metadata(folder: epath.Path, splits: Sequence[SplitWriter], continues:
     )
     tfds.folder_dataset.write_metadata(
         data_dir=folder / CORPUS,
-        features=features(continues),
+        features=features(encoder),
         split_infos=[
             tfds.core.SplitInfo(
                 name=split.name,

@@ -105,7 +105,8 @@ class PreparedCorpus(StoredIndex):
         features = self._source.dataset_info.features
         # One by one: array_record's own batch reads start threads, and are slower locally.
         raw = self._source.data_source
-        return [features.deserialize_example_np(raw[int(record)]) for record in records]
+        read = (features.deserialize_example_np(raw[int(record)]) for record in records)
+        return [{**record, "ids": record["ids"].astype(np.int32)} for record in read]
 
     def _open(self) -> Any:
         import tensorflow_datasets as tfds  # slow to import, and only reading needs it

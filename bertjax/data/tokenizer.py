@@ -47,7 +47,7 @@ _RARE = re.compile(f"[\ud800-\udfff{CJK_FORGOTTEN}]")
 _BLANK = re.compile("[\t\n\r]")
 _BLANKS = {ord(c): " " for c in "\t\n\r"}
 # Strings that `encode_flat` remembers, and the longest of them.
-_MAX_KNOWN, _LONG_STRING = 1 << 17, 24
+_MAX_KNOWN, _LONG_STRING = 1 << 16, 24
 _SURROGATES = re.compile("[\ud800-\udfff]")
 
 

@@ -21,7 +21,7 @@ from bertjax.data import builder, report
 from bertjax.data.builder import HeldOut, open_prepared, prepare, read_report
 from bertjax.data.encoder import MAX_RECORD, MAX_SENTENCE, Encoder, Piece
 from bertjax.data.store import PreparedCorpus
-from bertjax.data.tokenizer import Tokenizer
+from bertjax.data.tokenizer import SPECIAL_TOKENS, Tokenizer
 from bertjax.errors import UserError
 
 SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
@@ -65,7 +65,7 @@ def stored(out, split):
     found = {}
     for record, document in enumerate(documents.tolist()):
         ids = source[record]["ids"]
-        assert ids.dtype == np.int32 and 0 < len(ids) <= MAX_RECORD
+        assert ids.dtype == np.uint16 and 0 < len(ids) <= MAX_RECORD
         inside = lengths[offsets[record] : offsets[record + 1]].tolist()
         assert sum(inside) == len(ids)
         cuts = list(itertools.accumulate(inside, initial=0))
@@ -531,9 +531,10 @@ def test_words_of_a_segmenter_are_stored(tmp_path):
 @pytest.mark.long
 def test_memory_does_not_grow_with_the_corpus(tmp_path, vocab):
     """Peak resident memory at 20 MB and at 80 MB of text: within 20 %, below 1.5 GB."""
+    # VmHWM, since ru_maxrss of a new process begins with what its parent had in memory.
     program = (
-        "import resource, sys; from bertjax import prepare; prepare.main(sys.argv[1:]);"
-        "print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)"
+        "import pathlib, re, sys; from bertjax import prepare; prepare.main(sys.argv[1:]);"
+        "print(re.search(r'VmHWM:\\s+(\\d+)', pathlib.Path('/proc/self/status').read_text())[1])"
     )
     peaks = []
     for factor in (1, 4):
@@ -563,3 +564,13 @@ def test_one_line_of_100_mb(tmp_path, vocab):
     assert figures["tokens"] == 100 * 66_667 * 5
     assert figures["counts"]["cut_lines"] > 1000
     assert json.dumps(figures)
+
+
+def test_ids_beyond_two_bytes_are_kept(tmp_path):
+    words = [f"w{i}" for i in range(1 << 16)]
+    vocab = write(tmp_path / "vocab.txt", "\n".join([*SPECIAL_TOKENS, *words, "."]) + "\n")
+    source = write(tmp_path / "a.txt", "w65535 w0.\nw1 w65534.\n\nw65533.\nw2.\n\nw3.\nw4.\n")
+    out = prepare(source, vocab, tmp_path / "out", held_out=0)
+    corpus = PreparedCorpus(str(out), "train")
+    ids = np.concatenate([record["ids"] for record in corpus.read(range(len(corpus)))])
+    assert ids.dtype == np.int32 and {5 + 65535, 5, 6, 5 + 65534} <= set(ids.tolist())
