@@ -109,7 +109,7 @@ def prepare(command: configs.CommandLine, workdir: str) -> Run:
             for note in published.notes:
                 configs.stderr(f"{config.init_from}: {note}")
             sizes, tokenizer = published.config, published.tokenizer
-        config = _with_sizes(config, sizes, command.explicit)
+        config = with_sizes(config, sizes, command.explicit)
         if tokenizer is not None:
             _check_casing(config, tokenizer, command.explicit)
     config = configs.resolve(config)
@@ -176,7 +176,7 @@ def _known_labels(
     return None if labels is None else tuple(labels)
 
 
-def _with_sizes(
+def with_sizes(
     config: config_dict.ConfigDict, sizes: dict[str, Any], explicit: frozenset[str]
 ) -> config_dict.ConfigDict:
     """A copy with the checkpoint's sizes; UserError where the command line asks for others."""
@@ -212,7 +212,7 @@ def _loader(task: Task, published: interop.Published) -> Callable[[Any], Any]:
             published,
             abstract,
             new_head=task.config.new_head,
-            encoder_only=task.config.encoder_only or getattr(task, "fresh_head", False),
+            encoder_only=task.config.encoder_only or task.fresh_head,
         )
         configs.stderr(f"{published.source}: {coverage}")
         afresh = task.config.train.reinit_layers

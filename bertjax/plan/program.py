@@ -13,7 +13,7 @@ from jax.sharding import Mesh
 from ml_collections import config_dict
 
 from bertjax import config as configs
-from bertjax import interop, tasks
+from bertjax import interop, start, tasks
 from bertjax.data.tokenizer import Tokenizer
 from bertjax.errors import UserError
 from bertjax.parallel import mesh as meshes
@@ -73,15 +73,7 @@ def settle(
         configs.stderr("init_from is not read: the sizes are those of the config")
         return configs.resolve(config), None
     published = interop.read_checkpoint(config.init_from)
-    config = config_dict.ConfigDict(config.to_dict())
-    for key in configs.SIZE_KEYS:
-        asked, has = config.model[key], published.config[key]
-        if f"model.{key}" in command.explicit and asked not in (has, 0):
-            raise UserError(
-                f"config.model.{key}={asked} was asked for, but {config.init_from} has {has}: "
-                "leave it out"
-            )
-        config.model[key] = has
+    config = start.with_sizes(config, published.config, command.explicit)
     return configs.resolve(config), published.tokenizer
 
 

@@ -67,8 +67,6 @@ class FineTune(Task):
 
     # Figures of `score`, and whether larger is better; the first is the default train.metric.
     figures: ClassVar[Mapping[str, bool]]
-    # Start the head afresh although the checkpoint has one of this size: its labels are others.
-    fresh_head = False
     finish_with_best = True
 
     def __init__(

@@ -16,6 +16,7 @@ from typing import Any, ClassVar
 import flax.linen as nn
 import jax
 import numpy as np
+from ml_collections import config_dict
 
 from bertjax.model import flops
 from bertjax.model.bert import BertConfig
@@ -51,6 +52,7 @@ class Task(abc.ABC):
     """A way to train and evaluate a model. Built from a resolved config before JAX allocates."""
 
     name: ClassVar[str]
+    config: config_dict.ConfigDict  # resolved
     model: nn.Module
     # Names among `losses` that are minimised, with their coefficients.
     loss_weights: Mapping[str, float]
@@ -61,6 +63,8 @@ class Task(abc.ABC):
     train_steps: int
     # Whether `finish` gets the best checkpoint's parameters and figures, not the last ones.
     finish_with_best: ClassVar[bool] = False
+    # Whether the head starts afresh although the checkpoint has one of this size: it is another.
+    fresh_head: bool = False
     # In the order of reporting.
     eval_splits: tuple[str, ...]
 
