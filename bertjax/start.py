@@ -28,7 +28,7 @@ from bertjax.parallel import distributed, rules
 from bertjax.parallel import mesh as meshes
 from bertjax.tasks import TASKS, make_task, prepare_data
 from bertjax.tasks.task import Task
-from bertjax.train import checkpoint, loop
+from bertjax.train import checkpoint, evaluation
 from bertjax.train import workdir as workdirs
 
 
@@ -146,7 +146,7 @@ def _mesh(config: config_dict.ConfigDict, *, train: bool) -> jax.sharding.Mesh:
     """The devices as config.mesh says, checked against the batches, before any data is read."""
     mesh = meshes.make_mesh(config.mesh.data, config.mesh.fsdp, config.mesh.tensor)
     rules.check_heads(config.model.num_heads, mesh)
-    loop.check_batches(config, mesh, train=train)
+    evaluation.check_batches(config, mesh, train=train)
     return mesh
 
 

@@ -52,7 +52,7 @@ def by_predictions(first: pathlib.Path, second: pathlib.Path, split: str) -> lis
     config, artifacts = saved
     metric = artifacts["best_metric"][0].partition("/")[2]
     if config["task"] == "answer":
-        return _answers(a, b, "cmrc" if config["data"]["language"] == "zh" else "squad")
+        return _answers(a, b, squad.kind_of(config["data"]["language"]))
     if config["task"] == "tag":
         return _tags(a, b, metric)
     if config["data"]["problem_type"] == "regression":

@@ -6,7 +6,6 @@ import contextlib
 import dataclasses
 import hashlib
 import os
-import pathlib
 import signal
 from collections.abc import Iterator, Mapping
 from types import FrameType
@@ -21,7 +20,7 @@ from bertjax.ablate.grid import Cell
 from bertjax.data import builder
 from bertjax.data.tokenizer import Tokenizer
 from bertjax.errors import UserError
-from bertjax.tasks import pretrain
+from bertjax.tasks.corpus import corpus_folder, prepare_data
 from bertjax.train import workdir as workdirs
 
 CORPORA = "corpora"
@@ -120,9 +119,8 @@ def prepare_corpus(workdir: str, cell: Cell) -> Corpus:
     tokenizer = published.tokenizer if published else None
     wanted = [cell.config[key] for key in _CORPUS_KEYS] + [config.init_from]
     folder = f"{workdir}/{CORPORA}/{hashlib.sha256(repr(wanted).encode()).hexdigest()[:12]}"
-    pretrain.prepare_data(config, folder, tokenizer)
-    own = pathlib.Path(folder) / "corpus"
-    source = str(own) if (own / builder.FINGERPRINT).exists() else config.data.source
+    prepare_data(config, folder, tokenizer)
+    source = str(corpus_folder(config, folder))
     vocabulary = Tokenizer.load(builder.open_prepared(source)).vocab_size
     sizes = {}
     if published:

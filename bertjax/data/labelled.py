@@ -49,6 +49,7 @@ def lines_of(text: str) -> list[str]:
 
 
 def objects(source: str, text: str) -> Iterator[tuple[str, dict[str, Any]]]:
+    """(place, object) of each line of `text` that is not blank. UserError for one that is none."""
     for number, line in enumerate(lines_of(text), 1):
         if not line.strip():
             continue

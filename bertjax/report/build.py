@@ -9,6 +9,7 @@ from bertjax import api, config
 from bertjax.errors import UserError
 from bertjax.report import gather, held_out, inside, predictions
 from bertjax.report.held_out import Texts
+from bertjax.tasks import squad
 
 # What all runs of a page share.
 MOST_ROWS, MOST_MASKED = 200, 12  # predictions of a split, texts with masks
@@ -96,7 +97,7 @@ def _predictions(
             "The run has written no predictions; it does so when it finishes."
         )
         return None
-    scores = "cmrc" if run["config"].get("data.language") == "zh" else "squad"
+    scores = squad.kind_of(run["config"].get("data.language", ""))
     found = [
         predictions.read(path, split, run["task"], texts.get(split), rows, scores)
         for split in splits

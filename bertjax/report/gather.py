@@ -13,6 +13,7 @@ from bertjax.data import report as data_report
 from bertjax.data.builder import REPORT
 from bertjax.errors import UserError
 from bertjax.interop.workdir import is_workdir
+from bertjax.tasks.corpus import own_corpus
 from bertjax.train import checkpoint
 from bertjax.train import workdir as workdirs
 from bertjax.train.writers import METRICS
@@ -159,9 +160,9 @@ def read_metrics(path: str, notes: list[str]) -> dict[str, Any]:
 
 def corpus_of(path: str, config: Mapping[str, Any]) -> str | None:
     """The prepared corpus of a pretraining run: its own, else the one its config names."""
-    for folder in (f"{path}/corpus", config.get("data", {}).get("source", "")):
+    for folder in (own_corpus(path), config.get("data", {}).get("source", "")):
         if folder and (epath.Path(folder) / REPORT).exists():
-            return folder
+            return str(folder)
     return None
 
 

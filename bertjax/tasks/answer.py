@@ -197,7 +197,7 @@ class Answer(FineTune):
         # Questions may have no answer if some of those at hand have none (SQuAD 2.0).
         known = [part for part in splits.values() if part.labelled]
         self.unanswerable = any(not q.answers for part in known for q in part.questions)
-        self.score_kind = "cmrc" if config.data.language == "zh" else "squad"
+        self.score_kind = squad.kind_of(config.data.language)
         self._encoded = {
             split: encode(config, tokenizer, part, split == "train")
             for split, part in splits.items()

@@ -73,6 +73,11 @@ def _longest_run(a: Sequence[str], b: Sequence[str]) -> int:
     return best
 
 
+def kind_of(language: str) -> str:
+    """Whose rule scores answers in a language, a key of `SCORES`: CMRC 2018's for Chinese."""
+    return "cmrc" if language == "zh" else "squad"
+
+
 SCORES: Mapping[str, tuple[Score, Score]] = {
     "squad": (exact_match, f1),
     "cmrc": (cmrc_exact_match, cmrc_f1),
