@@ -161,6 +161,7 @@ def dense(
     return nn.remat(ActivatedDense, prevent_cse=False)(
         features,
         activation=activation,
+        dot_general=ops.linear_product,
         dtype=config.compute_dtype,
         param_dtype=jnp.float32,
         kernel_init=partitioned(truncated_normal(config), *axes),

@@ -79,6 +79,35 @@ def _normal_cdf(x: jax.Array) -> jax.Array:
     return 0.5 * (1 + jax.lax.erf(x * math.sqrt(0.5)))
 
 
+def linear_product(x: jax.Array, kernel: jax.Array, *_: Any, **__: Any) -> jax.Array:
+    """[..., in], [in, out] -> [..., out], in the shape of call that nn.Dense has for its product.
+
+    The gradient of the kernel is written as the product x^T dy over all rows at once. What
+    automatic differentiation writes, its transpose, makes XLA copy dy first on CPUs, where a
+    training step then takes a tenth longer.
+    """
+    return _linear_product(x, kernel)
+
+
+@jax.custom_vjp
+def _linear_product(x: jax.Array, kernel: jax.Array) -> jax.Array:
+    return jnp.dot(x, kernel)
+
+
+def _linear_product_forward(x: jax.Array, kernel: jax.Array) -> tuple[jax.Array, tuple]:
+    return jnp.dot(x, kernel), (x, kernel)
+
+
+def _linear_product_backward(kept: tuple, dy: jax.Array) -> tuple[jax.Array, jax.Array]:
+    x, kernel = kept
+    dx = jax.lax.dot_general(dy, kernel, (((dy.ndim - 1,), (1,)), ((), ())))
+    x, dy = x.reshape(-1, x.shape[-1]), dy.reshape(-1, dy.shape[-1])
+    return dx, jax.lax.dot_general(x, dy, (((0,), (0,)), ((), ())))
+
+
+_linear_product.defvjp(_linear_product_forward, _linear_product_backward)
+
+
 @functools.partial(jax.custom_vjp, nondiff_argnums=(3,))
 def normalize(x: jax.Array, scale: jax.Array, bias: jax.Array, epsilon: float) -> jax.Array:
     """Layer normalisation over the last axis (Ba et al. 2016), statistics in float32.
