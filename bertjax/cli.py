@@ -85,11 +85,20 @@ def keep_memory() -> None:
         mallopt(parameter, value)
 
 
+def with_home(arguments: Sequence[str]) -> list[str]:
+    """Arguments with ~/ after an equals sign as the home folder, which shells leave as it is."""
+    return [
+        f"{name}={os.path.expanduser(value)}" if value.startswith("~/") else argument
+        for argument in arguments
+        for name, _, value in [argument.partition("=")]
+    ]
+
+
 def run(main: Callable[[Sequence[str]], int | None], argv: Sequence[str] | None = None) -> NoReturn:
     """Call `main(arguments)` and exit: its code, or 2 with one sentence for an expected error."""
     choose_platform()
     try:
-        code = main(sys.argv[1:] if argv is None else argv)
+        code = main(with_home(sys.argv[1:] if argv is None else argv))
         sys.stdout.flush()
     except BrokenPipeError:
         # The reader of a pipe (head, less) has left. Nothing more can be said to it.

@@ -6,6 +6,8 @@ import sys
 
 import pytest
 
+from bertjax import cli
+
 FAULTS = """
 import resource, sys
 import numpy as np
@@ -36,3 +38,18 @@ def test_memory_is_kept_between_steps():
     kept = faults("keep")
     assert kept < 100 and faults("default") > 2 * kept
     assert faults("keep", platforms="cuda") > 2 * kept  # CPUs alone
+
+
+@pytest.mark.parametrize(
+    ("given", "taken"),
+    [
+        ("--workdir=~/runs/a", "--workdir=/home/kim/runs/a"),
+        ("--config.data.train=~/a=b.tsv", "--config.data.train=/home/kim/a=b.tsv"),
+        ("--pair=~ 5 metres", "--pair=~ 5 metres"),
+        ("~/x stays: the shell had it before", "~/x stays: the shell had it before"),
+    ],
+)
+def test_home_after_an_equals_sign(given: str, taken: str, monkeypatch: pytest.MonkeyPatch):
+    """As POSIX shells do in assignments, but not in flags."""
+    monkeypatch.setenv("HOME", "/home/kim")
+    assert cli.with_home([given]) == [taken]

@@ -17,7 +17,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from bertjax import convert, interop, predict
+from bertjax import cli, convert, interop, predict
 from bertjax.errors import UserError
 from bertjax.interop import workdir
 
@@ -277,7 +277,8 @@ def test_a_tilde_is_the_home(models, capsys, monkeypatch, tmp_path) -> None:
     monkeypatch.setenv("HOME", str(models))
     monkeypatch.chdir(tmp_path)
     for form in ("orbax", "huggingface"):
-        convert.main(["--from=~/classifier", f"--to=~/tilde_{form}", f"--format={form}"])
+        arguments = ["--from=~/classifier", f"--to=~/tilde_{form}", f"--format={form}"]
+        convert.main(cli.with_home(arguments))
         capsys.readouterr()
         (answer,) = ask(capsys, "classify", f"--checkpoint=~/tilde_{form}", "good")
         assert answer["label"].startswith("label ")

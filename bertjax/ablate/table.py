@@ -7,11 +7,11 @@ import dataclasses
 import functools
 import io
 import math
-import os
 import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from etils import epath
 from ml_collections import config_dict
 
 from bertjax import config as configs
@@ -233,14 +233,8 @@ def document(made: Table) -> dict[str, Any]:
 def write(workdir: str, made: Table) -> None:
     """Write ablation.json, ablation.csv and ablation.md."""
     workdirs.write_json(workdir, f"{NAME}.json", document(made))
-    _replace(os.path.join(workdir, f"{NAME}.csv"), csv_text(made))
-    _replace(os.path.join(workdir, f"{NAME}.md"), markdown(made))
-
-
-def _replace(path: str, text: str) -> None:
-    with open(f"{path}.tmp", "w", encoding="utf-8", newline="") as file:
-        file.write(text)
-    os.replace(f"{path}.tmp", path)
+    for ending, text in (("csv", csv_text(made)), ("md", markdown(made))):
+        workdirs.replace_text(epath.Path(workdir) / f"{NAME}.{ending}", text)
 
 
 def csv_text(made: Table) -> str:

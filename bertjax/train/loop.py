@@ -22,6 +22,7 @@ from typing import IO, Any
 
 import jax
 import numpy as np
+from etils import epath
 from jax.experimental import multihost_utils
 from jax.sharding import Mesh
 
@@ -94,9 +95,11 @@ def _enter(
     folder.enter(workdir, config.to_dict(), task.artifacts(), resuming=bool(steps), say=say)
     task.save_assets(workdir)
     finished = folder.read_finished(workdir)
-    if finished is None or not steps or finished["step"] != steps[-1]:
+    if finished is None:
         return None
-    if finished["step"] < task.train_steps and not _still_stopped(finished, config.train):
+    ended = finished["step"] >= task.train_steps or _still_stopped(finished, config.train)
+    if not ended or not steps or finished["step"] != steps[-1]:
+        (epath.Path(workdir) / folder.FINISHED).unlink()  # it goes on, so it is not finished
         return None
     say(f"the run in {workdir} is finished: step {finished['step']} of {task.train_steps}")
     say(finished["summary"])

@@ -5,13 +5,13 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
-import os
 from collections.abc import Iterator, Mapping
 from typing import Any
 
 from etils import epath
 
 from bertjax.errors import UserError
+from bertjax.train.workdir import replace_text
 
 NAME = "manifest.json"
 # Orbax rewrites this file during the commit. It holds times and versions, nothing that is read
@@ -39,15 +39,7 @@ class Manifest:
         """Write manifest.json, atomically where it replaces another one."""
         body = dataclasses.asdict(self)
         text = json.dumps({"digest": _digest_of(body), **body})
-        if "://" in str(folder):  # an object store replaces objects atomically
-            (folder / NAME).write_text(text)
-            return
-        temporary = os.fspath(folder / (NAME + ".tmp"))
-        with open(temporary, "w", encoding="utf-8") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, os.fspath(folder / NAME))
+        replace_text(folder / NAME, text)
 
     @classmethod
     def read(cls, folder: epath.Path) -> Manifest:

@@ -193,18 +193,24 @@ def _short(value: Any) -> str:
 def write_json(workdir: str, name: str, content: Any) -> None:
     """Write one JSON file of a workdir; a kill leaves the old one or the new one."""
     path = epath.Path(workdir) / name
-    text = json.dumps(content, indent=2) + "\n"
     try:
-        if "://" in workdir:
-            path.write_text(text)
-            return
-        with open(f"{path}.tmp", "w", encoding="utf-8") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(f"{path}.tmp", path)
+        replace_text(path, json.dumps(content, indent=2) + "\n")
     except OSError as error:
         raise UserError(f"cannot write {path} ({error.strerror or error})") from error
+
+
+def replace_text(path: epath.Path, text: str) -> None:
+    """Write a UTF-8 file in one step: whoever reads it, even after a crash, has all of it or the
+    one before."""
+    if "://" in os.fspath(path):  # an object store replaces objects in one step
+        path.write_text(text)
+        return
+    temporary = f"{os.fspath(path)}.tmp"
+    with open(temporary, "wb") as file:
+        file.write(text.encode())
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(temporary, path)
 
 
 def read_finished(workdir: str) -> dict[str, Any] | None:

@@ -16,6 +16,7 @@ from tensorboardX.proto.event_pb2 import Event, SessionLog
 from tensorboardX.summary import scalar
 
 from bertjax.errors import UserError
+from bertjax.train.workdir import replace_text
 
 METRICS = "metrics.jsonl"
 
@@ -126,16 +127,7 @@ class Writers:
                     file.close()
 
     def _replace(self) -> None:
-        text = "".join(self._lines)
-        if self._remote:
-            self._path.write_text(text)
-            return
-        temporary = f"{self._path}.tmp"
-        with open(temporary, "w", encoding="utf-8") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, self._path)
+        replace_text(self._path, "".join(self._lines))
 
     def _fail(self, error: OSError) -> UserError:
         self._failed = True

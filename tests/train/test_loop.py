@@ -190,6 +190,16 @@ def test_a_run_that_patience_has_stopped_goes_on_with_more_of_it(tmp_path):
     assert json.loads((tmp_path / "finished.json").read_text())["stopped"] is None
 
 
+def test_a_run_that_goes_on_is_not_finished(tmp_path):
+    """Else an ablation or a report would take the stopped run for a finished one."""
+    run(tmp_path, TinyTask(tiny_config(train__steps=4)))
+    assert (tmp_path / "finished.json").exists()
+    longer = tiny_config(train__steps=8)
+    assert run(tmp_path, Interrupted(longer, at_step=6))[0] == 143
+    assert not (tmp_path / "finished.json").exists()
+    assert "finished: step 8 of 8" in run(tmp_path, TinyTask(longer))[1]
+
+
 def test_text_that_says_stopped_early_stops_nothing(tmp_path):
     class Quoting(TinyTask):
         def finish(self, workdir, params, results):
