@@ -14,7 +14,8 @@ from bertjax import interop
 from bertjax.data.tokenizer import Tokenizer
 from bertjax.errors import UserError
 from bertjax.interop.published import Published
-from bertjax.model.bert import BertConfig, BertModel
+from bertjax.model.bert import BertModel
+from bertjax.model.config import BertConfig
 from bertjax.model.heads import (
     BertForClassification,
     BertForPreTraining,

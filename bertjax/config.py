@@ -33,7 +33,7 @@ from bertjax.fields import (  # noqa: F401 - those who have the config have its 
     SMOKE,
     Field,
 )
-from bertjax.model.bert import BertConfig
+from bertjax.model.config import BertConfig
 from bertjax.train import profile
 
 

@@ -16,7 +16,8 @@ from bertjax.api import Bert
 from bertjax.errors import UserError
 from bertjax.inference.batching import Row, batch_of
 from bertjax.inference.language import check_texts, encode, inputs_of
-from bertjax.model.bert import BertConfig, BertModel
+from bertjax.model.bert import BertModel
+from bertjax.model.config import BertConfig
 
 
 @dataclasses.dataclass(frozen=True)

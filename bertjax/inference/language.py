@@ -17,7 +17,8 @@ from bertjax.api import Bert
 from bertjax.data.tokenizer import CLS, SEP
 from bertjax.errors import UserError
 from bertjax.inference.batching import Limits, Progress, Row, by_text, make_rows, no_progress, run
-from bertjax.model.bert import BertConfig, BertModel
+from bertjax.model.bert import BertModel
+from bertjax.model.config import BertConfig
 from bertjax.model.heads import BertForPreTraining
 
 # A share of [UNK] above this is warned of.

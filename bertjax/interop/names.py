@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from bertjax.model.bert import VOCAB_MULTIPLE
+from bertjax.model.config import VOCAB_MULTIPLE
 
 # Dimension letters of the table, and the config field that gives the size.
 FIELDS = {

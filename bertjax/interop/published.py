@@ -22,7 +22,7 @@ from bertjax.interop.names import (
     put,
     tensors_of,
 )
-from bertjax.model.bert import BertConfig
+from bertjax.model.config import BertConfig
 
 if TYPE_CHECKING:
     from bertjax.data.tokenizer import Tokenizer

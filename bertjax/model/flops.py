@@ -6,7 +6,7 @@ part in a hundred, is left out. Letters as in `bertjax.model.bert`.
 
 from __future__ import annotations
 
-from bertjax.model.bert import BertConfig
+from bertjax.model.config import BertConfig
 
 # The backward pass of a product is two products of the same size.
 BACKWARD = 2

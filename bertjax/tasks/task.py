@@ -19,7 +19,7 @@ import numpy as np
 from ml_collections import config_dict
 
 from bertjax.model import flops
-from bertjax.model.bert import BertConfig
+from bertjax.model.config import BertConfig
 
 # A batch on the host: arrays whose first axis is the row.
 Batch = Mapping[str, np.ndarray]
