@@ -89,6 +89,8 @@ FIELDS: tuple[Field, ...] = (
     Field("data.max_question_tokens", 64, "answer: longer questions are cut, and counted"),
     Field("data.max_answer_tokens", 30, "answer: longest answer to look for"),
     Field("data.n_best", 20, "answer: candidates of each question that are kept"),
+    Field("data.unanswerable", "auto", "answer: whether there may be no answer; auto = where some "
+          "training questions have none", ("auto", "yes", "no")),
     Field("data.null_threshold", 0.0, "answer: no answer where its score leads by more than this"),
     # --- mesh
     Field("mesh.data", -1, "devices along the axis that splits the batch; -1 = what is left"),

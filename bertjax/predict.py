@@ -91,6 +91,11 @@ def parser() -> cli.ArgumentParser:
         action=argparse.BooleanOptionalAction,
         help="whether there may be no answer (default: as the run was trained)",
     )
+    commands.choices["answer"].add_argument(
+        "--null_threshold", type=float, metavar="LEAD",
+        help="by how much no answer must lead to be given (default: the run's; an evaluation tells "
+        "the best one)",
+    )  # fmt: skip
     embed = commands.choices["embed"]
     embed.add_argument(
         "--pooling",
@@ -324,8 +329,9 @@ def main(arguments: Sequence[str]) -> int:
             answers = inference.classify(bert, *pair_up(texts, args.pair), **common)
         elif args.command == "answer":
             answers = inference.answer(
-                bert, *pair_up(texts, args.pair), unanswerable=args.unanswerable, **common
-            )
+                bert, *pair_up(texts, args.pair), unanswerable=args.unanswerable,
+                null_threshold=args.null_threshold, **common,
+            )  # fmt: skip
         else:
             question = {"score": inference.score, "tag": inference.tag}[args.command]
             answers = question(bert, texts, **common)

@@ -125,7 +125,9 @@ def _evaluation(command: configs.CommandLine, workdir: str) -> Run:
     """The run of a workdir as it was, but for what the command line says itself."""
     saved = workdirs.read_config(workdir)
     if saved is None:
-        raise UserError(f"there is no run in {workdir}: give the --workdir of one")
+        seeds = sorted(str(path.parent) for path in epath.Path(workdir).glob("seed-*/config.json"))
+        hint = f", such as {seeds[0]}" if seeds else ""
+        raise UserError(f"there is no run in {workdir}: give the --workdir of one{hint}")
     config = configs.default_config()
     known = workdirs.flat(saved[0])
     configs.update(config, {key: known[key] for key in configs.BY_KEY if key in known})

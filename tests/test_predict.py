@@ -85,6 +85,9 @@ def test_answer_several_questions(models, capsys) -> None:
     answers = ask(capsys, "answer", f"--checkpoint={models}/reader", *asked, "the fox is not good")
     assert [answer["question"] for answer in answers] == ["is it good ?", "the dog ?"]
     assert set(answers[0]) == {"question", "answer", "score", "start", "end"}
+    none = ["--unanswerable", "--null_threshold=-1e6"]  # no answer need not even lead
+    answers = ask(capsys, "answer", f"--checkpoint={models}/reader", *asked, *none, "the fox")
+    assert [answer["answer"] for answer in answers] == ["", ""]
 
 
 def test_score(models, capsys) -> None:

@@ -63,7 +63,10 @@ def by_predictions(first: pathlib.Path, second: pathlib.Path, split: str) -> lis
     right = [[row["label"] == row["prediction"] for row in x] for x in (a, b)]
     found = [paired.mcnemar("accuracy", np.array(right[0]), np.array(right[1]))]
     if metric in _OF_CONFUSION:
-        found.append(_of_confusion(a, b, metric, artifacts["labels"]))
+        names = artifacts["labels"]
+        if artifacts.get("positive"):  # the second of two, for `_f1`
+            names = sorted(names, key=artifacts["positive"].__eq__)
+        found.append(_of_confusion(a, b, metric, names))
     return found
 
 
@@ -81,8 +84,9 @@ def _f1(matrix: np.ndarray) -> float:
 
 
 def _macro_f1(matrix: np.ndarray) -> float:
+    """Over the classes that are given or predicted."""
     totals = matrix.sum(0) + matrix.sum(1)
-    return float(np.mean(2 * np.diag(matrix) / np.maximum(totals, 1)))
+    return float(np.mean(2 * np.diag(matrix)[totals > 0] / totals[totals > 0]))
 
 
 def _matthews(matrix: np.ndarray) -> float:

@@ -18,6 +18,7 @@ from bertjax.errors import UserError
 
 DATASETS = ("tfds:", "hub:")
 OBJECTS = (".jsonl", ".ndjson")  # files with a JSON object a line
+JSON = (*OBJECTS, ".json")
 
 
 def is_dataset(source: str) -> bool:
@@ -60,6 +61,17 @@ def objects(source: str, text: str) -> Iterator[tuple[str, dict[str, Any]]]:
         if not isinstance(value, dict):
             raise UserError(f"{source}, line {number}: a JSON object is needed, {{...}}")
         yield f"line {number}", value
+
+
+def listed_objects(source: str, text: str) -> list[tuple[str, dict[str, Any]]]:
+    """(place, object) of each object of a JSON list. UserError where it is something else."""
+    try:
+        rows = json.loads(text)
+    except ValueError as error:
+        raise UserError(f"{source} is no JSON ({error})") from None
+    if not all(isinstance(row, dict) for row in rows):
+        raise UserError(f"{source} is no list of JSON objects, [{{...}}, ...]")
+    return [(f"row {number}", row) for number, row in enumerate(rows)]
 
 
 def dataset_rows(source: str) -> list[dict[str, Any]]:

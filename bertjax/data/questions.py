@@ -19,7 +19,8 @@ class Question:
     """A question to a context; `answers` are (text, first character in the context).
 
     `labelled` is False where the file gives no answers at all, for prediction; a question with
-    no answers that is labelled has none in its context (SQuAD 2.0).
+    no answers that is labelled has none in its context (SQuAD 2.0), and `impossible` where the
+    file says so in as many words.
     """
 
     id: str
@@ -27,6 +28,7 @@ class Question:
     context: str
     answers: tuple[tuple[str, int], ...]
     labelled: bool = True
+    impossible: bool = False
 
 
 def read_questions(source: str) -> tuple[list[Question], list[str]]:
@@ -44,7 +46,8 @@ def read_questions(source: str) -> tuple[list[Question], list[str]]:
         try:
             content = json.loads(read_text(source))
         except ValueError as error:
-            raise UserError(f"{source} is no JSON ({error})") from None
+            hint = "; a file with an object a line is a .jsonl" if "Extra" in str(error) else ""
+            raise UserError(f"{source} is no JSON ({error}){hint}") from None
         try:
             questions = list(_squad(content))
         except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
@@ -60,6 +63,9 @@ def read_questions(source: str) -> tuple[list[Question], list[str]]:
             f"{source}: {ids.most_common(1)[0][1]} questions have the id "
             f"'{ids.most_common(1)[0][0]}', by which answers are told apart: give each its own"
         )
+    if not any(q.answers or q.impossible for q in questions):
+        # Lists of answers that are all empty are those of a hidden test set.
+        questions = [dataclasses.replace(q, labelled=False) for q in questions]
     none = sum(q.labelled and not q.answers for q in questions)
     contexts = len({q.context for q in questions})
     note = f"{source}: {len(questions):,} questions to {contexts:,} contexts"
@@ -70,8 +76,8 @@ def _squad(content: dict[str, Any]) -> Iterator[Question]:
     for article in content["data"]:
         for paragraph in article["paragraphs"]:
             for qa in paragraph["qas"]:
-                labelled = "answers" in qa
-                impossible = qa.get("is_impossible", False)
+                impossible = bool(qa.get("is_impossible", False))
+                labelled = "answers" in qa or impossible
                 answers = () if impossible else _answers(qa.get("answers", ()))
                 yield Question(
                     str(qa["id"]),
@@ -79,6 +85,7 @@ def _squad(content: dict[str, Any]) -> Iterator[Question]:
                     _text(paragraph["context"]),
                     answers,
                     labelled,
+                    impossible,
                 )
 
 

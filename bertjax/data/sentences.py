@@ -7,9 +7,12 @@ import re
 
 from etils import epath
 
-from bertjax.data.labelled import OBJECTS, is_dataset, lines_of, read_text
+from bertjax.data.labelled import JSON, is_dataset, lines_of, read_text
 from bertjax.data.tables import read_table
 from bertjax.errors import UserError
+
+_DOCUMENT = "-DOCSTART-"  # begins the line between two documents
+_CONLLU_COLUMNS = 10  # universaldependencies.org/format.html
 
 
 @dataclasses.dataclass(frozen=True)
@@ -29,20 +32,24 @@ def read_conll(
     """Sentences of a file with a word a line, columns by tabs or blanks, and the notes.
 
     A line of white space ends a sentence; -DOCSTART- begins a document, or where there is none two
-    such lines in a row. A line that begins with '#' and has another number of columns than the
-    first one without is a comment. Columns are numbers, negative from the end. A file whose lines
-    have one column has no labels.
+    such lines in a row. A line that begins with '#' is a comment if it has another number of
+    columns than the first one without, or if it stands, with a blank after it, before a sentence
+    and its label is no other line's. Of CoNLL-U's ten columns, ranges of words and empty nodes are
+    left out. Columns are numbers, negative from the end. A file whose lines have one column has no
+    labels.
 
     Raises:
         UserError: a line with another number of columns, or without a label.
     """
     text = read_text(source)
-    split_tabs = any("\t" in line.strip() for line in text.split("\n", 200)[:200])
+    lines_read = lines_of(text)
+    some = (x.strip() for x in lines_read[:200] if not x.startswith(("# ", _DOCUMENT)))
+    split_tabs = any("\t" in line for line in some)
     sentences: list[Sentence] = []
     words: list[str] = []
     labels: list[str] = []
-    begin, comments, blanks = 1, 0, 0
-    started = bool(re.search(r"^-DOCSTART-", text, re.MULTILINE))
+    begin, comments, ranges, blanks = 1, 0, 0, 0
+    started = any(line.startswith(_DOCUMENT) for line in lines_read)
     document = 0
 
     def end() -> None:
@@ -52,18 +59,26 @@ def read_conll(
             words.clear()
             labels.clear()
 
-    lines = [_fields(line, split_tabs) for line in lines_of(text)]
-    widths = [len(fields) for fields in lines if fields and fields[0] != "-DOCSTART-"]
-    plain = (len(x) for x in lines if x and x[0] != "-DOCSTART-" and not x[0].startswith("#"))
-    width = next(plain, widths[0] if widths else 0)
+    lines = [_fields(line, split_tabs) for line in lines_read]
+    rows = [fields for fields in lines if fields and not fields[0].startswith(_DOCUMENT)]
+    plain = [fields for fields in rows if not fields[0].startswith("#")]
+    width = len((plain or rows or [[]])[0])
+    used = {_label(fields, label_column, width) for fields in plain}
     for number, fields in enumerate(lines, 1):
-        if not fields or fields[0] == "-DOCSTART-":
+        if not fields or fields[0].startswith(_DOCUMENT):
             end()
             blanks = 0 if fields else blanks + 1
             document += bool(fields) or (not started and blanks == 2)
             continue
-        if fields[0].startswith("#") and len(fields) != width:
+        if fields[0].startswith("#") and (
+            len(fields) != width
+            or (not words and lines_read[number - 1].startswith("# ")
+                and _label(fields, label_column, width) not in used)
+        ):  # fmt: skip
             comments += 1
+            continue
+        if width == _CONLLU_COLUMNS and re.fullmatch(r"\d+[-.]\d+", fields[0]):
+            ranges += 1
             continue
         if not words:
             begin, blanks = number, 0
@@ -84,13 +99,20 @@ def read_conll(
     if not started and len({sentence.document for sentence in sentences}) == 1:
         sentences = [dataclasses.replace(sentence, document=None) for sentence in sentences]
     count = sum(len(sentence.words) for sentence in sentences)
-    notes = [
-        f"{source}: {len(sentences):,} sentences, {count:,} words, {width} columns by "
-        f"{'tabs' if split_tabs else 'blanks'}"
-    ]
-    if comments:
-        notes.append(f"{source}: {comments} comment lines are left out")
-    return sentences, notes
+    by = "tabs" if split_tabs else "blanks"
+    found = f"{len(sentences):,} sentences, {count:,} words, {width} columns by {by}"
+    left_out = {"comment lines": comments, "ranges of words and empty nodes": ranges}
+    told = [found, *(f"{n} {what} are left out" for what, n in left_out.items() if n)]
+    return sentences, [f"{source}: {note}" for note in told]
+
+
+def _label(fields: list[str], label_column: str, width: int) -> str | None:
+    """The label of a line, None where it has no such column."""
+    for name in label_column.split("|"):
+        number = int(name) if re.fullmatch(r"-?\d+", name) else width
+        if len(fields) == width and -width <= number < width:
+            return fields[number]
+    return None
 
 
 def _fields(line: str, split_tabs: bool) -> list[str]:
@@ -112,7 +134,7 @@ def read_sentences(
     source: str, word_column: str, label_column: str
 ) -> tuple[list[Sentence], list[str]]:
     """Sentences of a JSONL file or dataset (lists of words and labels), else of CoNLL columns."""
-    if not is_dataset(source) and epath.Path(source).suffix.lower() not in OBJECTS:
+    if not is_dataset(source) and epath.Path(source).suffix.lower() not in JSON:
         return read_conll(source, word_column, label_column)
     table = read_table(source)
     words = table.column(word_column, "data.text_column")

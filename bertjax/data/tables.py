@@ -6,16 +6,17 @@ import csv
 import dataclasses
 import io
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from etils import epath
 
 from bertjax.data.labelled import (
-    OBJECTS,
+    JSON,
     dataset_rows,
     is_dataset,
     lines_of,
+    listed_objects,
     objects,
     read_text,
 )
@@ -73,9 +74,16 @@ class Table:
             kind = "columns" if self.named else "columns (no header: they are numbered)"
             raise UserError(
                 f"{self.source} has no column '{spec}': set config.{key} to one of its {kind}, "
-                f"{have}"
+                f"{have}{self._separator_hint()}"
             )
+        last = key == "data.label_column" and number == len(self.columns) - 1
         for row, place in zip(self.rows, self.places, strict=True):
+            if last and len(row) > len(self.columns):  # which of them is the label?
+                raise UserError(
+                    f"{self.source}, {place}: {len(row)} fields where the first line has "
+                    f"{len(self.columns)}, and the last one is the label: is there a separator "
+                    "inside a text? (.csv can quote it, .jsonl needs not)"
+                )
             if number >= len(row):
                 raise UserError(
                     f"{self.source}, {place}: {len(row)} fields, but column "
@@ -83,11 +91,23 @@ class Table:
                 )
         return [row[number] for row in self.rows]
 
+    def _separator_hint(self) -> str:
+        shown = self.columns[0] if self.named else str(self.rows[0][0])
+        if len(self.columns) == 1 and ";" in shown and self.source.endswith(".csv"):
+            return " (in a .csv fields are separated by commas, not by semicolons)"
+        return ""
+
 
 def read_table(
-    source: str, *, header: str = "auto", named: Sequence[str] = (), like: Table | None = None
+    source: str,
+    *,
+    header: str = "auto",
+    named: Sequence[str] = (),
+    like: Table | None = None,
+    labels: Iterable[str] = (),
 ) -> Table:
-    """A table from .csv, .jsonl (.ndjson), a dataset, or else tab-separated values.
+    """A table from .csv, .jsonl (.ndjson), .json (a list of objects, or an object a line), a
+    dataset, or else tab-separated values.
 
     Args:
         source: a file or a dataset.
@@ -95,6 +115,7 @@ def read_table(
         named: the columns that will be asked for, which a header would hold.
         like: the training table of the same data; where this one's header is doubtful, that
             one's is not.
+        labels: cells that no header has.
 
     Raises:
         UserError: nothing readable, or a row that is malformed.
@@ -103,14 +124,14 @@ def read_table(
         return _dataset(source)
     kind = epath.Path(source).suffix.lower()
     text = read_text(source)
-    if kind in OBJECTS:
-        return _jsonl(source, text)
+    if kind in JSON:
+        return _json(source, text)
     notes: list[str] = []
     rows = _csv_rows(source, text) if kind == ".csv" else _tsv_rows(source, text, notes)
     if not rows:
         raise UserError(f"{source} holds no row")
     if header == "auto":
-        has_header = _has_header([fields for _, fields in rows], named, like)
+        has_header = _has_header([fields for _, fields in rows], named, like, labels)
         how = "as it looks; config.data.header=yes or no overrules"
     else:
         has_header, how = header == "yes", "as told"
@@ -150,7 +171,9 @@ def looks_like_header(first: Sequence[str], others: Sequence[Sequence[str]]) -> 
     """Whether the first row names the columns.
 
     Names are short, not numbers and not empty, all different. Beyond that one of them must be a
-    usual name of a column, or head a column of repeated or numeric values where it occurs nowhere.
+    usual name of a column, or head a column of numeric values, or of repeated ones among which it
+    is not; then no name has a blank, since a text may stand beside a label of which it is the only
+    example.
     """
     for cell in first:
         words = cell.split()
@@ -160,9 +183,10 @@ def looks_like_header(first: Sequence[str], others: Sequence[Sequence[str]]) -> 
         return False
     if _has_known_name(first):
         return True
+    words = all(len(cell.split()) == 1 for cell in first)
     for number, cell in enumerate(first):
         values = [row[number] for row in others if number < len(row)]
-        repeated = len(values) >= 4 and len(set(values)) * 2 <= len(values)
+        repeated = words and len(values) >= 4 and len(set(values)) * 2 <= len(values)
         numeric = bool(values) and all(map(_numeric, values))
         if cell not in values and (repeated or numeric):
             return True
@@ -173,11 +197,18 @@ def _has_known_name(first: Sequence[str]) -> bool:
     return bool({cell.strip().lower() for cell in first} & _KNOWN_COLUMNS)
 
 
-def _has_header(rows: Sequence[Sequence[str]], named: Sequence[str], like: Table | None) -> bool:
+def _has_header(
+    rows: Sequence[Sequence[str]],
+    named: Sequence[str],
+    like: Table | None,
+    labels: Iterable[str],
+) -> bool:
     first = rows[0]
     asked = {part for spec in named for part in spec.split("|") if not re.fullmatch(r"-?\d+", part)}
     if asked & set(first) or (like is not None and like.named and tuple(first) == like.columns):
         return True
+    if {cell.strip() for cell in first} & set(labels):
+        return False
     # Few rows say little: beside a training table only the usual names are believed.
     return looks_like_header(first, rows[1:]) and (like is None or _has_known_name(first))
 
@@ -215,8 +246,12 @@ def _with_header(
     return Table(source, columns, has_header, rows, places, notes)
 
 
-def _jsonl(source: str, text: str) -> Table:
-    placed = list(objects(source, text))
+def _json(source: str, text: str) -> Table:
+    """A list of objects, or an object a line."""
+    if text.lstrip().startswith("["):
+        placed = listed_objects(source, text)
+    else:
+        placed = list(objects(source, text))
     if not placed:
         raise UserError(f"{source} holds no row")
     return _from_objects(source, placed)

@@ -177,6 +177,7 @@ def answer(
     questions: Sequence[str],
     *,
     unanswerable: bool | None = None,
+    null_threshold: float | None = None,
     limits: Limits | None = None,
     warn: Callable[[str], None] = warnings.warn,
     progress: Progress = no_progress,
@@ -190,6 +191,8 @@ def answer(
         contexts, questions: as many of both.
         unanswerable: whether there may be no answer; None takes what the run was trained to, and
             False for a checkpoint of another origin.
+        null_threshold: by how much the score of no answer must lead for there to be none; None
+            takes that of the run, 0 for a checkpoint of another origin.
         limits: windows of a long context; by default those of the run that made the checkpoint.
 
     Raises:
@@ -203,6 +206,8 @@ def answer(
     trained = settings["data"] if settings.get("task") == "answer" else {}
     if unanswerable is None:
         unanswerable = bool(settings.get("artifacts", {}).get("unanswerable", False))
+    if null_threshold is None:
+        null_threshold = trained.get("null_threshold", 0.0)
     if limits is None and trained:
         limits = Limits(trained["seq_length"], trained["window_overlap"])
     limits = limits or Limits.of(bert)
@@ -230,6 +235,7 @@ def answer(
             offsets[number], n_best=trained.get("n_best", N_BEST),
             max_tokens=trained.get("max_answer_tokens", MAX_ANSWER),
         )  # fmt: skip
-        threshold = trained.get("null_threshold", 0.0)
-        chosen = choose(found, contexts[number], unanswerable=unanswerable, threshold=threshold)
+        chosen = choose(
+            found, contexts[number], unanswerable=unanswerable, threshold=null_threshold
+        )
         yield {"question": questions[number], **chosen}

@@ -74,6 +74,8 @@ def locate(question: Question) -> tuple[int, int] | None:
     """Characters of the first answer; where it is not at its place, of its nearest occurrence in
     the context. None where the context does not have it."""
     text, start = question.answers[0]
+    start += len(text) - len(text.lstrip())
+    text = text.strip()
     if not text:
         return None
     if question.context[start : start + len(text)] == text and start >= 0:
@@ -178,13 +180,31 @@ def from_config(
     return Answer(config, tokenizer, splits)
 
 
+def _unanswerable(config: config_dict.ConfigDict, splits: Mapping[str, Examples]) -> bool:
+    """Whether questions may have no answer (SQuAD 2.0): as told, or if some of the training data
+    have none; without training data, of what there is."""
+    if config.data.unanswerable != "auto":
+        return config.data.unanswerable == "yes"
+    none = {
+        split: sum(not q.answers for q in part.questions)
+        for split, part in splits.items()
+        if part.labelled
+    }
+    if "train" not in none or none["train"]:
+        return any(none.values())
+    for split, count in none.items():
+        if count:
+            sources.say_all([
+                f"warning: {count} questions of {split} have no answer, but all of the training "
+                "data have one: an answer is always given (config.data.unanswerable=yes: or none)"
+            ])  # fmt: skip
+    return False
+
+
 class Answer(FineTune):
     """Start and end of an answer by a linear layer over every token."""
 
     name = "answer"
-    figures = {  # noqa: RUF012
-        "f1": True, "exact_match": True, "best_f1": True, "best_exact_match": True, "loss": False,
-    }  # fmt: skip
 
     def __init__(
         self,
@@ -194,9 +214,11 @@ class Answer(FineTune):
     ) -> None:
         self.loss_weights = {"start_loss": 0.5, "end_loss": 0.5}
         self._splits = splits
-        # Questions may have no answer if some of those at hand have none (SQuAD 2.0).
-        known = [part for part in splits.values() if part.labelled]
-        self.unanswerable = any(not q.answers for part in known for q in part.questions)
+        self.unanswerable = _unanswerable(config, splits)
+        # Kept with the run: an evaluation without the training data must not decide anew.
+        config.data.unanswerable = "yes" if self.unanswerable else "no"
+        best = ("best_f1", "best_exact_match") if self.unanswerable else ()
+        self.figures = dict.fromkeys(("f1", "exact_match", *best), True) | {"loss": False}
         self.score_kind = squad.kind_of(config.data.language)
         self._encoded = {
             split: encode(config, tokenizer, part, split == "train")

@@ -79,7 +79,7 @@ def from_config(
     by_split = sources.split_sources(config)
     splits: dict[str, Examples] = {}
     for split, source in by_split.items():  # the training set first
-        splits[split] = read(config, split, source, splits.get("train"))
+        splits[split] = read(config, split, source, splits.get("train"), known_labels or ())
     tokenizer = sources.find_tokenizer(config, workdir, tokenizer)
     names, fresh = _settle_labels(config, splits, known_labels)
     task = Classify(config, tokenizer, splits, names)
@@ -92,7 +92,8 @@ def _settle_labels(
 ) -> tuple[tuple[str, ...], bool]:
     """The labels by the order of the outputs (none for a regression), and whether the head of the
     checkpoint cannot be used."""
-    if config.data.glue:
+    spec = glue.TASKS.get(config.data.glue)
+    if spec:
         kept = () if config.new_head else known or ()
         glue.check(config.data.glue, config.data.problem_type, kept)
     if config.data.problem_type == REGRESSION:
@@ -108,10 +109,10 @@ def _settle_labels(
             )
     elif known is None:
         raise UserError("config.data.train is empty, and no checkpoint says what the labels are")
-    spec = glue.TASKS.get(config.data.glue)
-    if spec and known is None:
+    if spec:
         glue.check(config.data.glue, config.data.problem_type, found)
-        return spec.labels, False
+        if known is None or set(known) != set(spec.labels):
+            return spec.labels, known is not None
     names, fresh = labels.settle(found, known, config.new_head, config.init_from)
     if train is not None and not fresh:
         used = label_names(config, train.targets)
@@ -136,7 +137,15 @@ class Classify(FineTune):
         """`names`: the labels in the order of the outputs, none for a regression."""
         self.problem_type = config.data.problem_type
         self.labels = tuple(names)
-        self.figures = FIGURES[self.problem_type]
+        spec = glue.TASKS.get(config.data.glue)
+        # Whose f1 is told, of two: by name, so that no order of a checkpoint's head changes it.
+        two = (spec.labels if spec else labels.ordered(names)) if len(names) == 2 else ()
+        self.positive = two[1] if two and self.problem_type == SINGLE else None
+        self.figures = {
+            name: larger
+            for name, larger in FIGURES[self.problem_type].items()
+            if name != "f1" or self.positive is not None
+        }
         self._splits = splits
         self._targets = {split: self._numbers(part) for split, part in splits.items()}
         rows = {}
@@ -146,7 +155,6 @@ class Classify(FineTune):
         self.loss_weights = {self._loss_name: 1.0}
         self._class_weights = self._weights(config)
         model = BertForClassification(bert_config(config), max(1, len(names)))
-        spec = glue.TASKS.get(config.data.glue)
         metric = spec.metric if spec else DEFAULT_METRIC[self.problem_type]
         super().__init__(config, tokenizer, model, rows, metric)
         self._describe()
@@ -174,13 +182,18 @@ class Classify(FineTune):
 
     def _weights(self, config: config_dict.ConfigDict) -> np.ndarray | None:
         spec = config.train.class_weights
-        if not spec or "train" not in self._splits:
+        if not spec:
+            return None
+        if spec == "balanced" and "train" not in self._splits:
+            sources.say_all(["the loss is told without config.train.class_weights=balanced: there "
+                             "is no config.data.train to count"])  # fmt: skip
             return None
         if self.problem_type != SINGLE:
             raise UserError(
                 f"config.train.class_weights={spec} is for config.data.problem_type=single_label"
             )
-        return labels.class_weights(spec, self.labels, Counter(self._splits["train"].targets))
+        counts = Counter(self._splits["train"].targets if "train" in self._splits else ())
+        return labels.class_weights(spec, self.labels, counts)
 
     def _describe(self) -> None:
         """Say what will be trained on."""
@@ -196,6 +209,8 @@ class Classify(FineTune):
             else:
                 text = labels.counts_text(part.targets, self.labels)
             sources.say_all([f"{split}: {count:,} examples; {text}"])
+        if self.positive is not None:
+            sources.say_all([f"f1 is that of '{self.positive}'"])
 
     # The model's side.
 
@@ -231,7 +246,9 @@ class Classify(FineTune):
 
     def artifacts(self) -> dict[str, Any]:
         found = super().artifacts()
-        return found if self.problem_type == REGRESSION else found | {"labels": list(self.labels)}
+        if self.problem_type != REGRESSION:
+            found |= {"labels": list(self.labels), "positive": self.positive}
+        return found
 
     # Figures and files.
 
@@ -254,7 +271,8 @@ class Classify(FineTune):
             return figures | results.regression_figures(target, values)
         if self.problem_type == MULTI:
             return figures | results.multi_label_figures(target > 0.5, values > 0.5)
-        return figures | results.single_label_figures(target, values.argmax(1), len(self.labels))
+        positive = None if self.positive is None else self.labels.index(self.positive)
+        return figures | results.single_label_figures(target, values.argmax(1), positive)
 
     def predictions(
         self, split: str, outputs: Mapping[str, np.ndarray]

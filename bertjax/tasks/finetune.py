@@ -82,6 +82,11 @@ class FineTune(Task):
         data, train = config.data, config.train
         self.config, self.tokenizer, self.model = config, tokenizer, model
         self._rows = rows
+        if train.class_weights and self.name != "classify":
+            raise UserError(
+                f"config.train.class_weights={train.class_weights} is for config.task=classify, "
+                f"and this is {self.name}: leave it out"
+            )
         self._buckets = {
             split: LengthBuckets(
                 np.array([len(ids) for ids in encoded.ids]),
@@ -261,8 +266,7 @@ class FineTune(Task):
         self.tokenizer.save(workdir)
 
     def finish(self, workdir: str, params: Any, results: Mapping[str, Mapping[str, float]]) -> str:
-        """Write predictions/SPLIT.jsonl, what else the task has to say of each split, and a README
-        of the run."""
+        """Write predictions/SPLIT.jsonl and what else the task has to say of each split."""
         folder = epath.Path(workdir) / PREDICTIONS
         folder.mkdir(parents=True, exist_ok=True)
         texts = []
@@ -274,12 +278,10 @@ class FineTune(Task):
             for name, content in files.items():
                 (folder / name).write_text(content)
             texts.append(text)
-        (epath.Path(workdir) / "README.md").write_text(self._readme(texts))
         texts.append(f"predictions of {', '.join(self.eval_splits)}: {folder}")
         return "\n\n".join(texts) if self.eval_splits else ""
 
-    def _readme(self, texts: Sequence[str]) -> str:
-        """What a person who is given this model wants to know: data, settings, figures, labels."""
+    def readme(self, summary: str) -> str:
         config = self.config
         data = "\n".join(f"- {split}: {x}" for split, x in split_sources(config).items())
         settings = {
@@ -292,5 +294,4 @@ class FineTune(Task):
             "labels": ", ".join(self.artifacts().get("labels", ())) or "none",
         }
         listed = "\n".join(f"- {name}: {value}" for name, value in settings.items())
-        body = "\n\n".join(f"```\n{text}\n```" for text in texts)
-        return f"# bertjax {self.name}\n\n{data}\n\n{listed}\n\n{body}\n"
+        return f"# bertjax {self.name}\n\n{data}\n\n{listed}\n\n```\n{summary}\n```\n"

@@ -97,8 +97,8 @@ def submission(task: GlueTask, split: str, predictions: list[Any]) -> tuple[str,
     """(file name, content) of a submission for gluebenchmark.com from label names or scores."""
     further = split.removeprefix("test").removeprefix("_")
     name = f"{task.file}-{further}" if further else task.file
-    if further == "mismatched":
-        name = "MNLI-mm"
+    if task.file == "MNLI-m" and further in ("matched", "mismatched", "ax"):
+        name = {"matched": "MNLI-m", "mismatched": "MNLI-mm", "ax": "AX"}[further]
     lines = ["index\tprediction"]
     for i, value in enumerate(predictions):
         if not task.labels:

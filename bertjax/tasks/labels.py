@@ -70,7 +70,7 @@ def numbers(
 
 
 def scores(values: Sequence[Any], source: str, where: Sequence[str]) -> np.ndarray:
-    """float32 [n] of a regression's targets. UserError for one that is no number."""
+    """float64 [n] of a regression's targets. UserError for one that is no number."""
     found = []
     for value, place in zip(values, where, strict=True):
         try:
@@ -82,7 +82,7 @@ def scores(values: Sequence[Any], source: str, where: Sequence[str]) -> np.ndarr
             ) from None
         if not np.isfinite(found[-1]):
             raise UserError(f"{source}, {place}: the score {value} is not finite")
-    return np.array(found, np.float32)
+    return np.array(found)
 
 
 def counts_text(values: Iterable[str], labels: Sequence[str]) -> str:

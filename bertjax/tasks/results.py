@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 import seqeval.metrics
 import sklearn.metrics
+from seqeval.metrics.sequence_labeling import get_entities
 
 from bertjax.train import metrics
 
@@ -18,18 +19,19 @@ _CORNER = "label \\ predicted"
 
 
 def single_label_figures(
-    labels: np.ndarray, predictions: np.ndarray, classes: int
+    labels: np.ndarray, predictions: np.ndarray, positive: int | None
 ) -> dict[str, float]:
-    """accuracy, matthews, macro_f1 and, of two classes, f1 of the second one; also how many
-    classes were predicted at all: 1 is a degenerate run. Arrays int [n]."""
+    """accuracy, matthews, macro_f1 (of the classes that are given or predicted) and f1 of the class
+    `positive`, None where there are more than two; also how many classes were predicted at all: 1
+    is a degenerate run. Arrays int [n]."""
     figures = {
         "accuracy": metrics.accuracy(labels, predictions),
         "matthews": metrics.matthews(labels, predictions),
-        "macro_f1": _f1(labels, predictions, "macro", classes),
+        "macro_f1": _f1(labels, predictions, "macro"),
         "predicted_classes": float(len(np.unique(predictions))),
     }
-    if classes == 2:
-        figures["f1"] = metrics.f1(labels, predictions)
+    if positive is not None:
+        figures["f1"] = metrics.f1(1 * (labels == positive), 1 * (predictions == positive))
     return figures
 
 
@@ -42,15 +44,10 @@ def multi_label_figures(labels: np.ndarray, predictions: np.ndarray) -> dict[str
     }
 
 
-def _f1(
-    labels: np.ndarray, predictions: np.ndarray, average: str, classes: int | None = None
-) -> float:
-    names = None if classes is None else range(classes)
-    return float(
-        sklearn.metrics.f1_score(
-            labels, predictions, labels=names, average=average, zero_division=0.0
-        )
-    )
+def _f1(labels: np.ndarray, predictions: np.ndarray, average: str) -> float:
+    if labels.ndim == 2 and labels.shape[1] == 1:  # to scikit-learn these were two classes
+        labels, predictions, average = labels[:, 0], predictions[:, 0], "binary"
+    return float(sklearn.metrics.f1_score(labels, predictions, average=average, zero_division=0.0))
 
 
 def regression_figures(labels: np.ndarray, predictions: np.ndarray) -> dict[str, float]:
@@ -127,7 +124,10 @@ def tag_figures(
     pairs = [
         (a, b) for x, y in zip(labels, predictions, strict=True) for a, b in zip(x, y, strict=True)
     ]
-    figures = {"accuracy": sum(a == b for a, b in pairs) / len(pairs)}
+    figures = {
+        "accuracy": sum(a == b for a, b in pairs) / len(pairs),
+        "predicted_classes": float(len({guess for _, guess in pairs})),
+    }
     if metric != "accuracy":
         gold, guess = spans(labels), spans(predictions)
         with warnings.catch_warnings():
@@ -151,6 +151,8 @@ def spans(tags: list[list[str]]) -> list[list[str]]:
 
 def entity_report(labels: list[list[str]], predictions: list[list[str]]) -> str:
     """Precision, recall and F1 of each kind of entity."""
+    if not any(get_entities(tags) for tags in (*spans(labels), *spans(predictions))):
+        return "  no entity, neither among the labels nor among the predictions"
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         return seqeval.metrics.classification_report(

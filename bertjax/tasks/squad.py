@@ -1,15 +1,14 @@
 """The scores of extractive question answering, as the official evaluations define them.
 
 SQuAD 1.1 and 2.0 (Rajpurkar et al. 2016, 2018): exact match and F1 of words after articles,
-punctuation and case are removed. CMRC 2018 (Cui et al. 2019): exact match without punctuation, and
-F1 by the longest common run of characters.
+punctuation and case are removed. CMRC 2018 (Cui et al. 2019): exact match without the punctuation
+of a list, and F1 by the longest common run of characters and words.
 """
 
 from __future__ import annotations
 
 import re
 import string
-import unicodedata
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 
@@ -17,7 +16,13 @@ import numpy as np
 
 _ARTICLES = re.compile(r"\b(a|an|the)\b")
 _PUNCTUATION = str.maketrans("", "", string.punctuation)
-_SEGMENT = re.compile(r"[\u4e00-\u9fff]|[^\s\u4e00-\u9fff]+")
+# The punctuation that CMRC's evaluation removes; other marks (. , % and round brackets) count.
+_CMRC_PUNCTUATION = str.maketrans("", "", "-:_*^/\\~`+=，。：？！“”；’《》·、「」（）－～『』")
+_IDEOGRAPH = re.compile(r"([\u4e00-\u9fa5])")
+# Words of other scripts by the rules of the Penn Treebank, but for its English contractions: marks
+# are tokens of their own, a comma not before a digit, a full stop only at the end.
+_MARK = r"[\]\[;@#$%&?!(){}<>\"‘«»„]|'(?=\s|$)|\.{2,}|,(?!\d)|\.(?=[\])}>\"']*\s*$)"
+_WORD = re.compile(rf"{_MARK}|(?:(?!{_MARK})\S)+")
 
 Score = Callable[[str, str], float]
 
@@ -41,22 +46,27 @@ def f1(prediction: str, answer: str) -> float:
     return 2 * common / (len(given) + len(wanted)) if common else 0.0
 
 
-def without_punctuation(text: str) -> str:
-    """Lower case without punctuation and symbols of any script."""
-    return "".join(c for c in text.lower().strip() if unicodedata.category(c)[0] not in "PS")
+def _without_punctuation(text: str) -> str:
+    return text.lower().strip().translate(_CMRC_PUNCTUATION)
 
 
 def cmrc_exact_match(prediction: str, answer: str) -> float:
-    """1 where both are the same without punctuation."""
-    return float(without_punctuation(prediction) == without_punctuation(answer))
+    """1 where both are the same without the punctuation of CMRC's list."""
+    return float(_without_punctuation(prediction) == _without_punctuation(answer))
+
+
+def cmrc_segments(text: str) -> list[str]:
+    """Chinese characters, and the words and marks between them."""
+    parts = _IDEOGRAPH.split(_without_punctuation(text))
+    return [token for part in parts for token in _WORD.findall(part)]
 
 
 def cmrc_f1(prediction: str, answer: str) -> float:
-    """F1 of the longest common run of segments: Chinese characters, and words of other scripts."""
-    given = _SEGMENT.findall(without_punctuation(prediction))
-    wanted = _SEGMENT.findall(without_punctuation(answer))
-    if not given or not wanted:
-        return float(given == wanted)
+    """F1 of the longest common run of segments; of two answers that are none (CMRC has no such
+    questions) 1."""
+    if not prediction and not answer:
+        return 1.0
+    given, wanted = cmrc_segments(prediction), cmrc_segments(answer)
     common = _longest_run(given, wanted)
     return 2 * common / (len(given) + len(wanted)) if common else 0.0
 

@@ -160,13 +160,15 @@ def _notes(
 
 
 def scheme_of(names: Sequence[str]) -> str:
-    """What labels say: entities (B-PER, I-PER, O), words (B, M, E, S) or something of each word."""
-    if set(names) <= {"B", "M", "I", "E", "S"} and len(names) > 1 and "B" in names:
-        return WORDS
+    """What labels say: entities (B-PER, I-PER, O; of one kind B, I, O), words (B, M, E, S) or
+    something of each word."""
     typed = [name for name in names if name != "O"]
+    bare = set(typed) <= set(_PREFIXES) and bool({"B", "I"} & set(typed))
+    if bare and "O" not in names and len(names) > 1 and "B" in names:
+        return WORDS
     if typed and all("-" in n and n.partition("-")[0] in _PREFIXES for n in typed):
         return ENTITIES
-    return TOKENS
+    return ENTITIES if bare and "O" in names else TOKENS
 
 
 def prepare_data(config: config_dict.ConfigDict, workdir: str, tokenizer: Tokenizer | None) -> None:
@@ -250,6 +252,11 @@ class Tag(FineTune):
             f"labels: {', '.join(names)}; scored by {METRIC[self.scheme]}"
             f"{'' if self.scheme == TOKENS else mode}"
         ])  # fmt: skip
+        if self.scheme == TOKENS and "O" in names:
+            sources.say_all([
+                "warning: there is a label O as beside entities, but others are not B-NAME or "
+                "I-NAME, so words are scored and not entities"
+            ])  # fmt: skip
         for split, part in splits.items():
             if part.labelled:
                 given = [label for s in part.sentences for label in s.labels]

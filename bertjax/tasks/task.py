@@ -145,6 +145,12 @@ class Task(abc.ABC):
         del workdir, params, results
         return ""
 
+    def readme(self, summary: str) -> str:
+        """What a person who is given this model wants to know: data, settings, figures (the
+        summary of the run's end), labels. '': nothing."""
+        del summary
+        return ""
+
 
 def bert_step_flops(task: Task, config: BertConfig, batch: Mapping[str, Any]) -> int:
     """`Task.step_flops` of a task whose model is a BERT of `config` (see bertjax.model.flops)."""

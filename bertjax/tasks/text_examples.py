@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import ast
+import contextlib
 import dataclasses
 import itertools
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -40,11 +42,16 @@ class Examples:
 
 
 def read(
-    config: config_dict.ConfigDict, split: str, source: str, train: Examples | None = None
+    config: config_dict.ConfigDict,
+    split: str,
+    source: str,
+    train: Examples | None = None,
+    known: Iterable[str] = (),
 ) -> Examples:
     """The examples of a split; says what was decided. UserError for what cannot be used.
 
-    `train`, the training examples, helps to tell whether the source has a header.
+    `train`, the training examples, and `known`, labels of the checkpoint, help to tell whether the
+    source has a header.
     """
     data = config.data
     spec = glue.TASKS.get(data.glue)
@@ -56,6 +63,7 @@ def read(
         header=data.header,
         named=[name for name in asked if name],
         like=train.table if train else None,
+        labels=train.labels if train else known,
     )
     texts = _strings(table, data.text_column, "data.text_column")
     pairs = _strings(table, data.pair_column, "data.pair_column") if data.pair_column else None
@@ -107,19 +115,25 @@ def _targets(
         table.notes.append(f"{table.source} has no labels: it gets predictions, not scores")
         return None
     values = table.column(data.label_column, "data.label_column")
+    if split.startswith("test") and all(map(_hidden, values)):
+        table.notes.append(f"the labels of {table.source} are hidden: it gets predictions only")
+        return None
     if data.problem_type == SINGLE:  # without a label at all; of several labels none may hold
         values = [None if value is None or not _name(value) else value for value in values]
     hidden = sum(value is None for value in values)
-    if hidden == len(values) and split.startswith("test"):
-        table.notes.append(f"the labels of {table.source} are hidden: it gets predictions only")
-        return None
     if hidden:
         place = table.places[values.index(None)]
         raise UserError(f"{table.source}, {place}: no label ({hidden} rows have none)")
     if data.problem_type == REGRESSION:
         return list(labels.scores(values, table.source, table.places))
     if data.problem_type == MULTI:
-        return [_several(value) for value in values]
+        return _label_sets(table, values)
+    for value, place in zip(values, table.places, strict=True):
+        if isinstance(value, list | dict):
+            raise UserError(
+                f"{table.source}, {place}: {value!r:.40} is no single label: set config.data."
+                "problem_type=multi_label for lists of labels, or give one"
+            )
     names = [_name(value) for value in values]
     return [glue.label_name(spec, name) for name in names] if spec else names
 
@@ -128,10 +142,33 @@ def _name(value: Any) -> str:
     return str(value).strip()
 
 
-def _several(value: Any) -> tuple[str, ...]:
-    """The labels of one example: a list, or a text with commas between them."""
-    parts = value if isinstance(value, list) else str(value).split(",")
-    return tuple(name for part in parts if (name := _name(part)))
+def _hidden(value: Any) -> bool:
+    """Whether a label of a test file is none: nothing, or the -1 of GLUE."""
+    return value is None or value == [] or _name(value) in ("", "-1")
+
+
+def _label_sets(table: Table, values: Sequence[Any]) -> list[tuple[str, ...]]:
+    """The labels of each example. UserError for rows of zeros and ones, which name nothing."""
+    parts = [_several(value) for value in values]
+    listed = all(isinstance(value, list) for value in values) and len(set(map(len, parts))) == 1
+    if listed and len(parts[0]) > 1 and {str(x) for row in parts for x in row} <= {"0", "1"}:
+        raise UserError(
+            f"{table.source}, {table.places[0]}: {values[0]!r:.40} marks labels by place: list "
+            "their names instead"
+        )
+    return [tuple(name for part in row if (name := _name(part))) for row in parts]
+
+
+def _several(value: Any) -> list[Any]:
+    """The parts of a cell: a list, one written as in JSON or Python, or a text with commas."""
+    if isinstance(value, list):
+        return value
+    text = _name(value)
+    if text.startswith("[") and text.endswith("]"):
+        with contextlib.suppress(ValueError, SyntaxError):
+            found = ast.literal_eval(text)
+            return found if isinstance(found, list) else [value]
+    return text.split(",")
 
 
 def encode(config: config_dict.ConfigDict, tokenizer: Tokenizer, examples: Examples) -> EncodedRows:

@@ -39,8 +39,8 @@ def text_rows(
         size: the longest row.
         rule: 'head', 'tail' or 'head_tail' (the first quarter and the last three, Sun et al. 2019)
             of a text, and of a pair the longer text is cut until both fit; 'windows': all of the
-            first text in overlapping windows, each with the second text, which has at most half
-            the room.
+            first text in overlapping windows, each with the second text, which has half the room,
+            or what the first one leaves.
         overlap: tokens that neighbouring windows share.
     """
     room = size - (2 if second is None else 3)
@@ -53,7 +53,7 @@ def text_rows(
     if len(first) + len(pair) <= room:
         return [row(first, pair)], False
     if rule == "windows":
-        kept = pair[: room // 2]
+        kept = pair[: max(room // 2, room - len(first))]
         room -= len(kept)
         rows = [
             row(first[start : start + room], kept)

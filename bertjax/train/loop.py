@@ -352,7 +352,7 @@ class _Run:
             "summary": summary.strip("\n"),
             "stopped": stopped if step < self.steps else None,
         }
-        folder.on_first_process(lambda: folder.write_json(self.workdir, folder.FINISHED, end))
+        folder.on_first_process(lambda: _write_end(self.workdir, self.task.readme(summary), end))
         self.progress.close()
         self.progress.say(
             f"finished: step {step} of {self.steps}, in {self.workdir}{self.record.meter.summary()}"
@@ -368,6 +368,12 @@ class _Run:
         for split in self.task.eval_splits:
             self.results[split] = self.evaluator.run(params, split)
         return params
+
+
+def _write_end(workdir: str, readme: str, end: dict[str, Any]) -> None:
+    if readme:
+        folder.replace_text(epath.Path(workdir) / "README.md", readme)
+    folder.write_json(workdir, folder.FINISHED, end)
 
 
 def _agree(here: bool) -> bool:

@@ -176,9 +176,10 @@ def enter(
             )
 
         if refused:
+            held_out = {"data.validation", "data.test"} >= refused.keys()
             raise UserError(
                 f"the run in {workdir} was made with another config ({listed(refused)}): take its "
-                "values, or another --workdir"
+                f"values, or another --workdir{', or --mode=evaluate' if held_out else ''}"
             )
         if said:
             say(f"the config has changed since this run began: {listed(said)}")

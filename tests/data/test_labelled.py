@@ -39,6 +39,35 @@ def test_line_separators_of_unicode_are_text(tmp_path):
     assert [row[0] for row in table.rows] == ["a\u2028b", "c\x85d"]
 
 
+def test_a_first_row_whose_label_is_the_only_one_is_no_header(tmp_path):
+    rows = "great film\tneutral\n" + "bad film\tneg\ngood film\tpos\n" * 5
+    assert len(read_table(file(tmp_path, "a.tsv", rows)).rows) == 11
+    assert len(read_table(file(tmp_path, "b.tsv", rows.replace("great film", "review"))).rows) == 10
+
+
+def test_a_tab_inside_a_text_makes_no_class(tmp_path):
+    table = read_table(file(tmp_path, "a.tsv", "a film\tpos\nc\tfilm\tneg\n"), header="no")
+    text = message(table.column, "1", "data.label_column")
+    assert "line 2" in text and "3 fields" in text
+    assert table.column("0", "data.text_column") == ["a film", "c"]
+
+
+def test_json_files_of_objects(tmp_path):
+    lines = '{"text": "a", "label": "x"}\n{"text": "b", "label": "y"}\n'
+    listed = "[" + lines.strip().replace("\n", ",") + "]"
+    for name, content in (("a.json", lines), ("b.json", listed)):
+        table = read_table(file(tmp_path, name, content))
+        assert table.column("label", "data.label_column") == ["x", "y"]
+    assert "list of JSON objects" in message(read_table, file(tmp_path, "c.json", "[1, 2]"))
+    text = message(read_questions, file(tmp_path, "d.json", lines))
+    assert "is a .jsonl" in text
+
+
+def test_semicolons_are_named(tmp_path):
+    table = read_table(file(tmp_path, "a.csv", "text;label\na;1\nb;0\n"))
+    assert "semicolons" in message(table.column, "label", "data.label_column")
+
+
 def test_blank_lines_are_counted(tmp_path):
     table = read_table(file(tmp_path, "a.tsv", "a\t1\n\nb\t0\n\n"), header="no")
     assert len(table.rows) == 2 and table.places == ["line 1", "line 3"]
@@ -187,6 +216,28 @@ def test_comments_before_the_first_word(tmp_path):
     assert sentence.words == ("he", "#tag")
     (sentence,), _ = read_sentences(file(tmp_path, "c.txt", "#tag\nran\n"), "0", "-1")
     assert sentence.words == ("#tag", "ran") and sentence.labels is None
+
+
+@pytest.mark.parametrize(
+    ("content", "labels"),
+    [
+        ("# id 5\tdomain=train\nhe _ _ O\njim _ _ B-P\n\n", [("O", "B-P")]),
+        ("# doc1\nhe O\njim B-P\n\n# doc2\nhe O\n", [("O", "B-P"), ("O",)]),
+        ("he O\n# O\n\n# O\n", [("O", "O"), ("O",)]),  # words, by their labels
+        ("-DOCSTART- -X- O O\n\nhe\tO\njim\tB-P\n", [("O", "B-P")]),
+    ],
+)
+def test_comments_and_document_lines_are_no_words(tmp_path, content, labels):
+    sentences, _ = read_sentences(file(tmp_path, "a.conll", content), "0", "-1")
+    assert [s.labels for s in sentences] == labels
+
+
+def test_ranges_and_empty_nodes_of_conllu_are_no_words(tmp_path):
+    rows = ["1-2 vamonos _ _", "1 vamos ir VERB", "2 nos nosotros PRON", "2.1 x x X"]
+    content = "".join("\t".join([*row.split(), *"______"]) + "\n" for row in rows)
+    (sentence,), notes = read_sentences(file(tmp_path, "a.conllu", content), "1", "3")
+    assert sentence.words == ("vamos", "nos") and sentence.labels == ("VERB", "PRON")
+    assert any("2 ranges" in note for note in notes)
 
 
 @pytest.mark.parametrize(

@@ -34,6 +34,14 @@ def store(folder: pathlib.Path, weights: dict[str, np.ndarray], name: str = WEIG
     save_file(weights, folder / name, metadata={"format": "pt"})
 
 
+def test_the_folder_of_several_seeds_names_its_runs(tmp_path):
+    for seed in (1, 0):
+        (tmp_path / f"seed-{seed}").mkdir()
+        write_json(tmp_path / f"seed-{seed}/config.json", {})
+    with pytest.raises(UserError, match="several seeds; name one: seed-0, seed-1"):
+        read_checkpoint(str(tmp_path))
+
+
 def grow(folder: pathlib.Path, rows: int) -> None:
     """Give the embedding `rows` rows more."""
     weights = load_file(folder / WEIGHTS)

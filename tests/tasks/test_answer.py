@@ -185,6 +185,33 @@ def test_cmrc_scores_by_hand():
     assert squad.cmrc_f1("北京市", "在北京") == pytest.approx(2 / 3)
     assert squad.cmrc_f1("1998 年", "1998年") == 1.0
     assert squad.cmrc_f1("上海", "北京") == 0.0
+    assert squad.cmrc_f1("", "") == squad.cmrc_exact_match("", "") == 1.0
+
+
+@pytest.mark.parametrize(
+    ("prediction", "answer", "exact", "f1"),
+    [
+        # Marks that are not of CMRC's list count: . , % and brackets of ASCII.
+        ("3.5", "35", 0, 0.0), ("15亿元", "1.5亿元", 0, 2 * 2 / 6), ("5%", "5", 0, 2 / 3),
+        ("张三李四", "张三(李四)", 0, 2 * 2 / 10), ("，", "。", 1, 0.0), ("“张三”", "张三", 1, 1.0),
+        ("2008-08-08", "20080808", 1, 1.0),
+    ],
+)  # fmt: skip
+def test_cmrc_removes_the_marks_of_its_list_alone(prediction, answer, exact, f1):
+    assert squad.cmrc_exact_match(prediction, answer) == exact
+    assert squad.cmrc_f1(prediction, answer) == pytest.approx(f1)
+
+
+@pytest.mark.parametrize(
+    ("text", "segments"),
+    [
+        ("1,000元", ["1,000", "元"]), ("a,b", ["a", ",", "b"]), ("U.S.", ["u.s", "."]),
+        ("约$5.", ["约", "$", "5", "."]), ("Dr. X", ["dr.", "x"]), ("[1]…", ["[", "1", "]", "…"]),
+    ],
+)  # fmt: skip
+def test_cmrc_words_of_other_scripts(text, segments):
+    """As nltk's NLTKWordTokenizer cuts what lies between ideographs."""
+    assert squad.cmrc_segments(text) == segments
 
 
 @pytest.mark.parity
@@ -233,6 +260,33 @@ def test_versions_with_and_without_unanswerable_questions(tmp_path):
     assert not task_of(tmp_path, content(("1", "who ?", [BROWN]))).unanswerable
 
 
+def test_whether_there_may_be_no_answer_is_for_the_training_data_to_say(tmp_path, capsys):
+    every, some = content(("1", "who ?", [BROWN])), content(("1", "a ?", [BROWN]), ("2", "b ?", []))
+    hidden = write(tmp_path, "hidden.json", content(("1", "who ?", []), ("2", "what ?", [])))
+    task = task_of(tmp_path, every, every, data__test=hidden)
+    assert not task.unanswerable and "best_f1" not in task.figures
+    assert task.score("test", {"loss": 0.0}, perfect(task, "test")) == {"examples": 2.0}
+    assert task_of(tmp_path, some, every, data__test=hidden).unanswerable
+    assert not task_of(tmp_path, every, some).unanswerable
+    assert "1 questions of validation have no answer" in capsys.readouterr().err
+    assert task_of(tmp_path, every, every, data__unanswerable="yes").unanswerable
+    # An evaluation takes the run's config, and may come without the training data.
+    trained = task_of(tmp_path, some)
+    alone = make("answer", tmp_path, data__test=hidden,
+                 data__unanswerable=trained.config.data.unanswerable)  # fmt: skip
+    assert alone.unanswerable
+
+
+def test_all_of_a_file_may_be_impossible(tmp_path):
+    """A file that says so in as many words is no hidden test set."""
+    qa = {"id": "1", "question": "who ?", "answers": [], "is_impossible": True}
+    data = {"data": [{"paragraphs": [{"context": "the quick", "qas": [qa]}]}]}
+    test = write(tmp_path, "test.json", json.dumps(data))
+    some = content(("1", "a ?", [BROWN]), ("2", "b ?", []))
+    task = task_of(tmp_path, some, data__test=test)
+    assert task.score("test", {"loss": 0.0}, perfect(task, "test"))["exact_match"] == 100
+
+
 def test_evaluation_and_files(tmp_path):
     data = content(*((str(i), "who ?", [BROWN]) for i in range(5)))
     task = task_of(
@@ -269,6 +323,9 @@ def test_bad_input_is_one_sentence_or_counted(tmp_path, capsys):
     task = task_of(tmp_path, content(("1", "who ?", [gone]), ("2", "who ?", [BROWN])))
     assert "1 questions are left out" in capsys.readouterr().err
     assert task._rows["train"].example.tolist() == [1]
+    blanks = {"text": " brown\n", "answer_start": 9}
+    task_of(tmp_path, content(("1", "who ?", [blanks])))
+    assert "left out" not in capsys.readouterr().err
     moved = {"text": "brown", "answer_start": 3}
     task_of(tmp_path, content(("1", "who ?", [moved])))
     assert "1 answers stand elsewhere" in capsys.readouterr().err

@@ -229,10 +229,74 @@ def test_weighted_loss_is_the_weighted_mean(tmp_path):
 # Scores and several labels
 
 
+def test_class_weights_count_in_an_evaluation_without_the_training_data(tmp_path, capsys):
+    rows = films()
+    with_train = task_of(tmp_path, rows, rows, train__class_weights="neg=5")
+    alone = {"data__validation": write(tmp_path, "dev.tsv", rows), "data__header": "no", **COLUMNS}
+    held_out = make("classify", tmp_path, with_train.labels, train__class_weights="neg=5", **alone)
+    params = params_of(with_train)
+    loss = evaluate(with_train, "validation", params)["loss"]
+    assert evaluate(held_out, "validation", params)["loss"] == pytest.approx(loss, rel=1e-6)
+    make("classify", tmp_path, with_train.labels, train__class_weights="balanced", **alone)
+    assert "told without config.train.class_weights=balanced" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("cells", "names"),
+    [
+        (['["red", "blue"]', "[]", '["red"]'], {"red", "blue"}),
+        (["['red', 'blue']", "['red']", "[]"], {"red", "blue"}),
+        (["red,blue", "", "red"], {"red", "blue"}),
+        (["[red", "blue]", "red"], {"[red", "blue]", "red"}),
+    ],
+)
+def test_lists_of_labels_in_cells(tmp_path, cells, names):
+    rows = "".join(f"a film\t{cell}\n" for cell in cells)
+    task = task_of(tmp_path, rows, rows, data__problem_type="multi_label")
+    assert set(task.labels) == names
+
+
+def test_labels_that_are_no_names_are_refused(tmp_path):
+    common = {"data__text_column": "text", "data__label_column": "label"}
+    hot = [{"text": "a film", "label": [1, 0, 1]}, {"text": "bad", "label": [0, 1, 0]}]
+    path = write_rows(tmp_path, "hot.jsonl", hot)
+    text = message("classify", tmp_path, data__train=path, data__problem_type="multi_label",
+                   **common)  # fmt: skip
+    assert "row 0" in text or "line 1" in text
+    assert "[1, 0, 1]" in text and "names" in text
+    lists = write_rows(tmp_path, "lists.jsonl", [{"text": "a film", "label": ["x"]}] * 2)
+    assert "multi_label" in message("classify", tmp_path, data__train=lists, **common)
+
+
+@pytest.mark.parametrize("label", ["-1", ""])
+def test_hidden_labels_of_a_test_file(tmp_path, label):
+    test = write(tmp_path, "test.tsv", f"a film\t{label}\nbad\t{label}\n")
+    task = task_of(tmp_path, films(), data__test=test)
+    assert task.score("test", {"loss": 0.0}, {"logits": np.zeros((2, 2))}) == {"examples": 2.0}
+
+
+def test_a_label_known_is_no_header(tmp_path):
+    rows = "good\tneutral\n" + "bad\tpos\nfine\tneg\n" * 4
+    path = write(tmp_path, "test.tsv", rows)
+    task = make("classify", tmp_path, ("neg", "neutral", "pos"), data__validation=path, **COLUMNS)
+    assert len(task._splits["validation"].texts) == 9
+
+
+def test_a_part_of_a_held_out_file_is_drawn(tmp_path):
+    """A file may be in the order of its labels; every seed evaluates the same rows."""
+    rows = "good\tpos\n" * 30 + "bad\tneg\n" * 30
+    drawn = [task_of(tmp_path, rows, rows, data__eval_examples=10, seed=s) for s in (0, 1)]
+    places = [task._splits["validation"].places for task in drawn]
+    assert places[0] == places[1] and len(places[0]) == 10
+    assert set(drawn[0]._splits["validation"].targets) == {"pos", "neg"}
+
+
 def test_scores_stay_what_they_are(tmp_path):
     rows = "red\t3.8\ngreen\t0\nblue\t5.0\n"
     task = task_of(tmp_path, rows, rows, data__problem_type="regression")
     assert task._targets["train"].tolist() == pytest.approx([3.8, 0, 5])
+    rows_told = task.predictions("validation", {"logits": np.zeros((3, 1), np.float32)})
+    assert [row["label"] for row in rows_told] == [3.8, 0.0, 5.0]
     assert task.model.num_classes == 1 and task.best_metric == ("validation/spearman", True)
     assert "labels" not in task.artifacts()
     params = params_of(task)
@@ -252,13 +316,13 @@ def test_regression_figures():
 
 def test_glue_figures(caplog):
     figures = results.single_label_figures(
-        np.array([1, 1, 1, 0, 0, 1]), np.array([1, 0, 1, 0, 1, 1]), 2
+        np.array([1, 1, 1, 0, 0, 1]), np.array([1, 0, 1, 0, 1, 1]), 1
     )
     assert figures["matthews"] == pytest.approx(0.25)
-    figures = results.single_label_figures(np.array([1, 1, 0, 1]), np.array([1, 0, 0, 1]), 2)
+    figures = results.single_label_figures(np.array([1, 1, 0, 1]), np.array([1, 0, 0, 1]), 1)
     assert figures["f1"] == pytest.approx(0.8) and figures["accuracy"] == 0.75
     with caplog.at_level(logging.WARNING):
-        figures = results.single_label_figures(np.array([1, 0, 1]), np.array([1, 1, 1]), 2)
+        figures = results.single_label_figures(np.array([1, 0, 1]), np.array([1, 1, 1]), 1)
     assert figures["matthews"] == 0.0 and figures["predicted_classes"] == 1
     assert "all 3 predictions" in caplog.text
 
@@ -286,6 +350,46 @@ def test_several_labels_at_once(tmp_path):
 
 
 # GLUE
+
+
+def test_f1_is_that_of_one_class_by_name_in_any_order_of_the_head(tmp_path):
+    """3 of 4 "equivalent" found and one too many: F1 of that class is 0.75, of the other 0.5."""
+    gold, guess = ["equivalent"] * 4 + ["not_equivalent"] * 2, [1, 1, 1, 0, 1, 0]
+    rows = "".join(f"a film\tred\t{label}\n" for label in gold)
+    columns = {"data__text_column": "0", "data__pair_column": "1", "data__label_column": "2"}
+    of = glue.TASKS["mrpc"].labels
+    nli = ("contradiction", "entailment", "neutral")
+    for known, new_head in ((None, False), (of, False), (of[::-1], False), (nli, True)):
+        task = task_of(tmp_path, rows, rows, known=known, data__glue="mrpc", new_head=new_head,
+                       **columns)  # fmt: skip
+        assert task.fresh_head == (known == nli)
+        assert task.labels == (known if known in (of, of[::-1]) else of)
+        logits = np.array([[task.labels.index(of[g]) == c for c in (0, 1)] for g in guess], float)
+        figures = task.score("validation", {"loss": 0.0}, {"logits": logits})
+        assert figures["f1"] == pytest.approx(0.75)
+        assert task.artifacts()["positive"] == "equivalent"
+
+
+def test_f1_needs_two_classes(tmp_path):
+    rows = "a film\tred\nbad\tgreen\nfine\tblue\n"
+    assert task_of(tmp_path, rows, rows).figures.keys() == {
+        "accuracy", "matthews", "macro_f1", "loss"
+    }  # fmt: skip
+    path = write(tmp_path, "three.tsv", rows)
+    text = message("classify", tmp_path, data__train=path, data__validation=path,
+                   data__header="no", train__metric="f1", **COLUMNS)  # fmt: skip
+    assert "train.metric=f1" in text and "macro_f1" in text
+
+
+def test_f1_over_classes_and_labels():
+    """A class that is neither given nor predicted is none of an evaluation's."""
+    gold, guess = np.array([0, 1, 1]), np.array([0, 0, 1])
+    found = results.single_label_figures(gold, guess, None)["macro_f1"]
+    assert found == pytest.approx(2 / 3)  # 2 / 3 of both
+    one = np.array([[True], [False], [False], [True]])
+    assert results.multi_label_figures(one, ~one)["micro_f1"] == 0.0
+    none = np.zeros_like(one)
+    assert results.multi_label_figures(one, none)["micro_f1"] == 0.0
 
 
 def test_glue_presets_name_columns_labels_and_metric(tmp_path):
@@ -325,6 +429,7 @@ def test_submissions():
     assert glue.submission(glue.TASKS["rte"], "test", ["entailment"])[1].endswith("0\tentailment\n")
     assert glue.submission(glue.TASKS["stsb"], "test", [5.2])[1].endswith("0\t5.000\n")
     assert glue.submission(glue.TASKS["mnli"], "test_mismatched", ["neutral"])[0] == "MNLI-mm.tsv"
+    assert glue.submission(glue.TASKS["mnli"], "test_ax", ["neutral"])[0] == "AX.tsv"
 
 
 # Files
@@ -345,8 +450,8 @@ def test_finish_writes_what_was_predicted(tmp_path):
     unlabelled = [json.loads(line) for line in (folder / "test.jsonl").read_text().splitlines()]
     assert [row["label"] for row in unlabelled] == [None, None]
     assert "precision" in text and "label \\ predicted" in text
-    readme = (tmp_path / "out/README.md").read_text()
-    assert "neg, pos" in readme and "train.tsv" in readme
+    readme = task.readme(text)
+    assert "neg, pos" in readme and "label \\ predicted" in readme and "train.tsv" in readme
 
 
 def test_figures_by_class_are_those_of_the_confusion_matrix():

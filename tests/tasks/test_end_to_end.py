@@ -45,7 +45,9 @@ def test_train_ask_and_export(task, tmp_path, capsys):
     for key in ("label", "labels", "answer", "start"):
         assert answers[0].get(key) == answers[1].get(key)
 
+    own = (tmp_path / "run/README.md").read_text()
     assert main.main([f"--config={CONFIGS / task}.py:smoke", f"--workdir={workdir}", *size,
                       "--mode=evaluate"]) == 0  # fmt: skip
+    assert (tmp_path / "run/README.md").read_text() == own  # which tells of the training
     figures = json.loads((tmp_path / "run/finished.json").read_text())["results"]["validation"]
     assert f"loss {figures['loss']:.4g}" in capsys.readouterr().out

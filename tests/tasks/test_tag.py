@@ -29,6 +29,30 @@ def message(*arguments, **options) -> str:
     return text
 
 
+def test_a_split_without_entities_is_reported(tmp_path):
+    """Hidden test files say O of every word; a weak model predicts nothing else."""
+    gold = guess = [["O", "O"], ["O"]]
+    assert "no entity" in results.entity_report(gold, guess)
+    assert results.tag_figures(gold, guess, "entity_f1")["entity_f1"] == 0.0
+    assert "PER" in results.entity_report([["B-PER", "O"], ["O"]], guess)
+
+
+def test_a_tagger_that_always_says_the_same_is_told():
+    figures = results.tag_figures([["B-P", "O"]], [["O", "O"]], "entity_f1")
+    assert figures["predicted_classes"] == 1.0
+
+
+def test_weights_of_classes_are_not_for_taggers(tmp_path):
+    assert "class_weights=balanced" in message(tmp_path, train__class_weights="balanced")
+
+
+def test_labels_that_look_like_entities_but_are_not_of_their_form(tmp_path, capsys):
+    task_of(tmp_path, "he\tO\njim\tPER-B\n")
+    assert "there is a label O" in capsys.readouterr().err
+    task_of(tmp_path, "he\tO\njim\tB\n")
+    assert "there is a label O" not in capsys.readouterr().err
+
+
 def test_the_first_piece_carries_the_label(tmp_path):
     task = task_of(tmp_path, "jim\tB-PER\nunaffable\tO\n")
     rows = task._rows["train"]
@@ -192,7 +216,8 @@ def test_documents_must_be_marked(tmp_path):
         (["B-PER", "I-PER", "O"], "entities"),
         (["B-PER", "M-PER", "E-PER", "S-PER", "O"], "entities"),
         (["B", "M", "E", "S"], "words"), (["B", "I"], "words"), (["NN", "VB", "O"], "tokens"),
-        (["B-PER", "NN"], "tokens"), (["O"], "tokens"),
+        (["B-PER", "NN"], "tokens"), (["O"], "tokens"), (["B", "I", "O"], "entities"),
+        (["I", "O"], "entities"), (["B", "O"], "entities"), (["S", "O"], "tokens"),
     ],
 )  # fmt: skip
 def test_what_labels_say(names, scheme):
