@@ -66,6 +66,20 @@ def read_text(flag: str, path: str) -> str:
         raise UserError(f"{where} is not UTF-8 at byte {error.start}; convert it first.") from error
 
 
+def check_out(flag: str, path: str) -> None:
+    """UserError unless a file of this machine can be written there. Call before the work.
+
+    What is there stays as it is until then.
+    """
+    target = pathlib.Path(path)
+    if target.is_dir():
+        raise UserError(f"{flag}={path} is a folder: name a file in it.")
+    if not target.parent.is_dir():
+        raise UserError(f"{flag}={path}: there is no folder {target.parent}; make it first.")
+    if not os.access(target if target.exists() else target.parent, os.W_OK):
+        raise UserError(f"{flag}={path} may not be written by this user.")
+
+
 def keep_memory() -> None:
     """On CPUs, let the C library (glibc) keep what one step frees for the next one.
 

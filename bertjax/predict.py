@@ -178,7 +178,6 @@ def _cells(command: str, answer: dict[str, Any]) -> Iterator[tuple[str, ...]]:
     """The rows of the terminal's table for one answer."""
     if command == "tag":
         yield from zip(answer["words"], answer["labels"], strict=True)
-        yield "", ""
         return
     if command == "answer":
         yield answer["question"], answer["answer"] or "(none)", f"{answer['score']:.4f}"
@@ -242,6 +241,8 @@ def show(command: str, answers: Iterator[dict[str, Any]], as_json: bool) -> None
 
     table = rich.table.Table(*_COLUMNS[command])
     for answer in answers:
+        if command == "tag" and table.rows:
+            table.add_section()
         for cells in _cells(command, answer):
             table.add_row(*(rich.markup.escape(cell) for cell in cells))
     rich.console.Console().print(table)
@@ -301,6 +302,8 @@ def main(arguments: Sequence[str]) -> int:
         raise UserError("standard output is closed, so there is no place for the answers.")
     args.json = args.json or not sys.stdout.isatty()
     texts = read_texts(args.texts, args.file)
+    if getattr(args, "out", None):
+        cli.check_out("--out", args.out)
     cli.keep_memory()
     from bertjax import inference, load  # after --help: they start JAX
 

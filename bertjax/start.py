@@ -26,7 +26,7 @@ from bertjax.errors import UserError
 from bertjax.model.heads import BertForPreTraining
 from bertjax.parallel import distributed, rules
 from bertjax.parallel import mesh as meshes
-from bertjax.tasks import TASKS, make_task, prepare_data
+from bertjax.tasks import TASKS, corpus, make_task, prepare_data
 from bertjax.tasks.task import Task
 from bertjax.train import checkpoint, evaluation
 from bertjax.train import workdir as workdirs
@@ -136,6 +136,11 @@ def _evaluation(command: configs.CommandLine, workdir: str) -> Run:
         if value != has and key.removeprefix("model.") in configs.SIZE_KEYS:
             raise UserError(
                 f"config.{key}={value} was asked for, but the run in {workdir} has {has}"
+            )
+        if key == "data.source" and value != has and not corpus.is_prepared(value):
+            raise UserError(
+                f"config.data.source={value}: --mode=evaluate takes a prepared corpus (python -m "
+                "bertjax.prepare), or without this key the run's own"
             )
         configs.update(config, {key: value})
     config = configs.resolve(config)

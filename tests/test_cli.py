@@ -7,6 +7,7 @@ import sys
 import pytest
 
 from bertjax import cli
+from bertjax.errors import UserError
 
 FAULTS = """
 import resource, sys
@@ -38,6 +39,14 @@ def test_memory_is_kept_between_steps():
     kept = faults("keep")
     assert kept < 100 and faults("default") > 2 * kept
     assert faults("keep", platforms="cuda") > 2 * kept  # CPUs alone
+
+
+def test_a_place_to_write_is_checked_before_the_work(tmp_path):
+    cli.check_out("--out", str(tmp_path / "new"))
+    assert not (tmp_path / "new").exists()
+    for path, words in ((tmp_path, "is a folder"), (tmp_path / "no/a", "there is no folder")):
+        with pytest.raises(UserError, match=f"--out={path}.*{words}"):
+            cli.check_out("--out", str(path))
 
 
 @pytest.mark.parametrize(

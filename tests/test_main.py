@@ -91,5 +91,8 @@ def test_smoke_trains_resumes_and_evaluates(tmp_path):
     with pytest.raises(subprocess.CalledProcessError) as refused:
         call("--mode=evaluate", "--config.data.eval_batch_size=7")
     assert refused.value.returncode == 2 and "data.eval_batch_size: " in refused.value.stderr
+    with pytest.raises(subprocess.CalledProcessError) as refused:
+        call("--mode=evaluate", "--config.data.source=texts/*.txt")
+    assert "takes a prepared corpus" in refused.value.stderr
     more = call("--config.train.steps=25")
     assert "step 20" in more.stdout and "25/25" in more.stdout

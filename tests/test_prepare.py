@@ -110,7 +110,7 @@ def test_invalid_utf8_by_option(tmp_path):
     assert "is not UTF-8 at byte 12:" in found.stderr
     found = run(*arguments)
     assert found.returncode == 0
-    assert "warning: 20 invalid UTF-8 sequences were replaced" in found.stdout
+    assert "warning: 20 invalid UTF-8 sequences were dropped" in found.stdout
 
 
 def test_help_is_quick_and_says_what_a_source_is(capsys):

@@ -183,6 +183,8 @@ def by_rows(first: pathlib.Path, second: pathlib.Path, split: str) -> list[Resul
     for name in ("mlm_loss", "mlm_accuracy", "nsp_accuracy"):
         if name in a["sums"] and name in b["sums"]:
             weights = a["weights"][name]
+            if not np.any(weights):  # no pairs could be made of these rows
+                continue
             results.append(paired.bootstrap_ratio(name, a["sums"][name], b["sums"][name], weights))
     return results
 

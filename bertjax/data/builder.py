@@ -368,6 +368,7 @@ def _finish(
         "notes": notes,
     }
     report["warnings"] = reporting.warnings(report)
+    report["warnings"] += reporting.held_out_warnings(splits, held_out.fraction)
     if held_out.fraction and "validation" not in splits and report["documents"] > 1:
         report["warnings"].append(
             "nothing is held out, since that would leave fewer than two different documents to "

@@ -183,6 +183,10 @@ def _matches(spec: str, reading: Reading) -> tuple[list[epath.Path], bool]:
     """The files of a path, folder or glob, sorted; and whether it could give several."""
     path = path_of(spec)
     if exists(path) and path.is_dir():
+        if (path / FINGERPRINT).exists():
+            raise UserError(
+                f"{spec} is a prepared corpus already: train on it, --config.data.source={spec}"
+            )
         files = sorted(_walk(path, reading, set()))
         found = [p for p in files if kind(p)]
         others = Counter(p.suffix or "no extension" for p in files if not kind(p))

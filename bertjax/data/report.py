@@ -16,13 +16,14 @@ from bertjax.errors import UserError
 
 # Upper ends of the histogram of sentence lengths, in tokens.
 LENGTH_BINS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
+MIN_HELD_OUT = 2000  # tokens: 300 of them are masked, which tell accuracies to some 3 points
 NO_WORDS = (
     "no word segmenter: whole-word masking of Chinese would mask single characters "
     "(--segmenter=jieba, extra zh)"
 )
 _IDEOGRAPH = re.compile(f"[{CJK}]")
 _WORDS = {
-    "invalid_utf8": "invalid UTF-8 sequences were replaced",
+    "invalid_utf8": "invalid UTF-8 sequences were dropped",
     "empty_files": "files were empty",
     "empty_documents": "documents without text were left out",
     "cut_lines": "cuts were made in lines of more than 65,536 characters",
@@ -198,6 +199,29 @@ def warnings(report: Mapping[str, Any]) -> list[str]:
     if lacks_words(report):
         found.append(NO_WORDS)
     return found + counted(report["counts"])
+
+
+def held_out_warnings(splits: Mapping[str, Any], asked: float) -> list[str]:
+    """What is questionable of the held-out split.
+
+    `asked` is the share of the documents, 0 where a set of its own is held out. Whole documents
+    are, so few or uneven ones give another share of the tokens.
+    """
+    if not asked or "validation" not in splits:
+        return []
+    tokens = {name: splits[name]["tokens"] for name in ("train", "validation")}
+    share = _ratio(tokens["validation"], sum(tokens.values()))
+    found = []
+    if not asked / 2 <= share <= 2 * asked:
+        found.append(
+            f"{100 * share:.2g} % of the tokens are held out, where {100 * asked:.3g} % were asked "
+            "for: documents are few or uneven (see --layout, or --held_out=validation=SOURCE)"
+        )
+    if tokens["validation"] < MIN_HELD_OUT:
+        found.append(
+            f"only {tokens['validation']:,} tokens are held out: figures of so few say little"
+        )
+    return found
 
 
 def counted(counts: Mapping[str, int], before: str = "") -> list[str]:

@@ -68,6 +68,12 @@ def classify(
     check_texts(texts)
     if pairs is not None:
         check_texts(pairs, "second text")
+    settings = bert.published.settings
+    if settings.get("task") == "classify" and bool(settings["data"].get("pair_column")) == (
+        pairs is None
+    ):
+        was, now = ("single texts", "pairs") if pairs is not None else ("pairs", "single texts")
+        warn(f"this classifier was trained on {was}, and is asked about {now}")
     rows = _text_rows(bert, texts, pairs, limits, warn)
     results = run(bert, bert.params, rows, _logits(bert.model), progress, len(rows))
     kind = bert.published.problem_type

@@ -50,6 +50,8 @@ def read_checkpoint(path: str, step: int | None = None) -> Published:
         weights.refuse_pickle(local)
     if local.is_dir() and (runs := sorted(x.parent.name for x in local.glob("seed-*/config.json"))):
         raise UserError(f"{path} holds runs of several seeds; name one: {', '.join(runs)}.")
+    if workdir.saved_nothing(local):
+        raise UserError(f"{path} is the workdir of a run that has saved no checkpoint.")
     if local.exists() and not local.is_dir():
         raise UserError(f"{path} is a file that is no checkpoint; name the checkpoint's folder.")
     return huggingface.read(path)

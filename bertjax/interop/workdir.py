@@ -22,7 +22,7 @@ from bertjax.interop.published import (
     whole_encoder,
 )
 from bertjax.train import checkpoint
-from bertjax.train.workdir import CONFIG, read_config, write_json
+from bertjax.train.workdir import CONFIG, LOCK, read_config, write_json
 
 # Of a workdir, of one step's folder, of a workdir before its first checkpoint.
 _MARKS = (checkpoint.FOLDER, "manifest.json", "metrics.jsonl")
@@ -38,6 +38,11 @@ def is_workdir(path: str) -> bool:
     """Whether `path` is a workdir, its checkpoints or the folder of one step."""
     root = epath.Path(path)
     return any((root / name).exists() for name in _MARKS) or root.name == checkpoint.FOLDER
+
+
+def saved_nothing(path: pathlib.Path) -> bool:
+    """Whether a path that is no workdir to read from is that of a run without a checkpoint."""
+    return (path / LOCK).exists()
 
 
 def _config_folder(path: str) -> epath.Path:

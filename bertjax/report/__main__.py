@@ -65,6 +65,8 @@ def main(arguments: Sequence[str]) -> int:
 
     for path in args.workdir:
         gather.check_workdir(path)
+    if args.out and "://" not in args.out:
+        cli.check_out("--out", args.out)
     plotly = page.plotly_source()
     data, weights = build.build(args.workdir, texts)
     content = page.render(data, weights, plotly).encode("utf-8")

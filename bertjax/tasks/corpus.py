@@ -29,7 +29,7 @@ def prepare_data(config: config_dict.ConfigDict, workdir: str, tokenizer: Tokeni
     train.
     """
     source = _source(config)
-    if _is_prepared(source):
+    if is_prepared(source):
         return
     data = config.data
     folder, request = own_corpus(workdir), epath.Path(workdir) / REQUEST
@@ -38,14 +38,18 @@ def prepare_data(config: config_dict.ConfigDict, workdir: str, tokenizer: Tokeni
         "source": source, "vocab": vocab, "lower_case": data.lower_case,
         "language": data.language, "held_out": data.held_out,
     }  # fmt: skip
-    if _is_prepared(folder) and request.exists() and json.loads(request.read_text()) == wanted:
+    if is_prepared(folder) and request.exists() and json.loads(request.read_text()) == wanted:
+        stderr(
+            f"{folder} was prepared from {source}, which is not read again: a run has one corpus "
+            "(another --workdir takes what is there now)"
+        )
         return
     if not vocab:
         raise UserError(
             f"config.data.source={source} is a raw source and needs config.data.vocab: a "
             "vocabulary file, or train:SIZE to learn one"
         )
-    kept = _is_prepared(folder) and _has_checkpoints(workdir)
+    kept = is_prepared(folder) and _has_checkpoints(workdir)
     target = folder.parent / "corpus.new" if kept else folder
     target.rmtree(missing_ok=True)
     target.parent.mkdir(parents=True, exist_ok=True)
@@ -85,17 +89,18 @@ def own_corpus(workdir: epath.PathLike) -> epath.Path:
 def corpus_folder(config: config_dict.ConfigDict, workdir: str) -> epath.Path:
     """The prepared corpus of a run: config.data.source itself, or what was made from it."""
     source = _source(config)
-    return path_of(source) if _is_prepared(source) else own_corpus(workdir)
+    return path_of(source) if is_prepared(source) else own_corpus(workdir)
 
 
-def _is_prepared(folder: epath.PathLike) -> bool:
+def is_prepared(folder: epath.PathLike) -> bool:
+    """Whether a path is a corpus of bertjax.prepare."""
     return bool(folder) and exists(path_of(os.fspath(folder)) / FINGERPRINT)
 
 
 def _source(config: config_dict.ConfigDict) -> str:
     """config.data.source, or the embedded text where a smoke run finds nothing there."""
     source = config.data.source
-    if _is_prepared(source):
+    if is_prepared(source):
         return source
     if source and (path_of(source) / UNFINISHED).exists():
         raise UserError(

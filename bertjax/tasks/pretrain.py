@@ -320,10 +320,11 @@ def _unigram(counts: np.ndarray) -> np.ndarray:
 
 def _summary(split: str, figures: Mapping[str, float]) -> str:
     better = figures["unigram_loss"] - figures["mlm_loss"]
+    side = "below" if better >= 0 else "ABOVE"
     text = (
         f"{split}: MLM loss {figures['mlm_loss']:.3f} nats (perplexity "
-        f"{figures['perplexity']:.1f}), {better:.3f} below the unigram loss of the same tokens, "
-        f"{figures['unigram_loss']:.3f}; MLM accuracy {figures['mlm_accuracy']:.3f}"
+        f"{figures['perplexity']:.1f}), {abs(better):.3f} {side} the unigram loss of the same "
+        f"tokens, {figures['unigram_loss']:.3f}; MLM accuracy {figures['mlm_accuracy']:.3f}"
     )
     if "nsp_accuracy" in figures:
         text += f"; NSP accuracy {figures['nsp_accuracy']:.3f}"

@@ -106,6 +106,13 @@ def encode(
             [pieces[word] for word in sentence.words], data.seq_length, data.window_overlap,
             tokenizer.cls_id, tokenizer.sep_id,
         )  # fmt: skip
+        if len(own) > 1 and data.window_overlap > (data.seq_length - 2) // 2:
+            raise UserError(
+                f"{examples.source}, {sentence.place}: a sentence longer than config.data."
+                f"seq_length={data.seq_length} needs windows that move on, but config.data."
+                f"window_overlap={data.window_overlap} is more than half of their tokens: set it "
+                f"to {(data.seq_length - 2) // 2} or less"
+            )
         if data.document_context and len(own) == 1:
             room = data.seq_length - len(own[0].ids)
             sides = (beside(seen, place, step, pieces, room) for step in (-1, 1))
@@ -138,6 +145,12 @@ def _notes(
 ) -> Iterator[str]:
     """What became of long sentences, long words and words of which nothing is left."""
     source = examples.source
+    blanks = sum(" " in word for s in examples.sentences for word in s.words)
+    if blanks * 10 > sum(len(s.words) for s in examples.sentences):
+        yield (
+            f"warning: {source}: {blanks:,} words have blanks in them; is it a file of texts, for "
+            "configs/classify.py?"
+        )
     rows = Counter(example)
     long = [count for count in rows.values() if count > 1]
     if long:
@@ -193,12 +206,6 @@ def from_config(
     by_split = sources.split_sources(config)
     splits = {split: read(config, split, source) for split, source in by_split.items()}
     tokenizer = sources.find_tokenizer(config, workdir, tokenizer)
-    room = config.data.seq_length - 2
-    if config.data.window_overlap > room // 2:
-        raise UserError(
-            f"config.data.window_overlap={config.data.window_overlap} is more than half of the "
-            f"{room} tokens that config.data.seq_length={config.data.seq_length} leaves for words"
-        )
     found: set[str] = set()
     if "train" in splits:
         # Of the whole file: the sentences that data.limit draws may lack a rare one.

@@ -33,7 +33,7 @@ from bertjax.tasks.task import Batch, Rows, Task
 from bertjax.train import checkpoint
 from bertjax.train import workdir as folder
 from bertjax.train.evaluation import Evaluator, Results, check_batches, finish, flat, unflat
-from bertjax.train.optimizer import make_optimizer, make_schedule
+from bertjax.train.optimizer import make_optimizer, make_schedule, warmup_steps
 from bertjax.train.profile import Profile
 from bertjax.train.progress import Meter, Progress, figures_text
 from bertjax.train.record import Record
@@ -92,18 +92,22 @@ def _enter(
 ) -> dict[str, Any] | None:
     """Check and write what a workdir says of its run; the end of a finished run, else None."""
     steps = checkpoint.committed_steps(checkpoint.root(workdir) / checkpoint.FOLDER)
-    folder.enter(workdir, config.to_dict(), task.artifacts(), resuming=bool(steps), say=say)
-    task.save_assets(workdir)
+    if steps:
+        folder.check_config(workdir, config.to_dict(), task.artifacts(), say)
     finished = folder.read_finished(workdir)
-    if finished is None:
-        return None
-    ended = finished["step"] >= task.train_steps or _still_stopped(finished, config.train)
-    if not ended or not steps or finished["step"] != steps[-1]:
+    if finished is not None:
+        step = finished["step"]
+        ended = step >= task.train_steps or _still_stopped(finished, config.train)
+        if ended and steps and step == steps[-1]:
+            more = ", which asks for no more" if step > task.train_steps else ""
+            say(f"the run in {workdir} is finished: step {step} of {task.train_steps}{more}")
+            say(finished["summary"])
+            return finished
         (epath.Path(workdir) / folder.FINISHED).unlink()  # it goes on, so it is not finished
-        return None
-    say(f"the run in {workdir} is finished: step {finished['step']} of {task.train_steps}")
-    say(finished["summary"])
-    return finished
+    content = {"config": config.to_dict(), "artifacts": task.artifacts()}
+    folder.write_json(workdir, folder.CONFIG, content)
+    task.save_assets(workdir)
+    return None
 
 
 def _still_stopped(finished: Mapping[str, Any], train: Any) -> bool:
@@ -145,6 +149,12 @@ class _Run:
 
     def train(self, load_initial: LoadInitial | None) -> dict[str, float]:
         schedule = make_schedule(self.config.optimizer, self.steps)
+        warmup = warmup_steps(self.config.optimizer, self.steps)
+        if warmup >= self.steps:
+            self.progress.say(
+                f"warning: the warm-up of {warmup} steps does not end in the {self.steps} steps of "
+                "this run: the learning rate only rises (config.optimizer.warmup_ratio is a share)"
+            )
         params = abstract_params(self.task, self.mesh)
         optimizer = make_optimizer(self.config.optimizer, schedule, params)
         abstract = abstract_state(self.task, optimizer, self.mesh)

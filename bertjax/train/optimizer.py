@@ -43,7 +43,7 @@ def make_schedule(config: Any, steps: int) -> optax.Schedule:
             f"optimizer.warmup_steps={config.warmup_steps} and "
             f"optimizer.warmup_ratio={config.warmup_ratio} both ask for a warm-up: set one to 0."
         )
-    warmup = config.warmup_steps or round(config.warmup_ratio * steps)
+    warmup = warmup_steps(config, steps)
     starts = {"google": 0, "linear_after_warmup": warmup}
     if config.schedule not in starts:
         raise UserError(
@@ -58,6 +58,11 @@ def make_schedule(config: Any, steps: int) -> optax.Schedule:
         return peak * jnp.where(step < warmup, rising, jnp.clip(falling, 0.0, 1.0))
 
     return schedule
+
+
+def warmup_steps(config: Any, steps: int) -> int:
+    """The steps of warm-up of a run of `steps`."""
+    return config.warmup_steps or round(config.warmup_ratio * steps)
 
 
 def make_optimizer(

@@ -45,7 +45,7 @@ class StopSignals:
         if self._signal is not None:
             return
         self._signal = number
-        os.write(2, _MESSAGE)  # print is not safe inside a handler
+        os.write(2, b"\n" * os.isatty(2) + _MESSAGE)  # print is not safe inside a handler
         if jax.process_count() > 1:
             os.kill(os.getpid(), signal.SIGTERM)
 

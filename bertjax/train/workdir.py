@@ -20,6 +20,7 @@ from bertjax.errors import UserError
 
 CONFIG = "config.json"
 FINISHED = "finished.json"
+_CORPUS = "artifacts.corpus."  # digests, which tell a person nothing
 LOCK = ".lock"
 
 # Config keys that may change when a run goes on; every other one would make it another run.
@@ -153,27 +154,29 @@ def read_config(workdir: str) -> tuple[dict[str, Any], dict[str, Any]] | None:
         raise UserError(f"{path} is not a config that bertjax has written ({error!r})") from error
 
 
-def enter(
+def check_config(
     workdir: str,
     config: Mapping[str, Any],
     artifacts: Mapping[str, Any],
-    *,
-    resuming: bool,
     say: Callable[[str], None],
 ) -> None:
-    """Write config.json; where a run goes on, first compare it with the one it began with.
+    """Compare the config of a run that goes on with the one that it began with.
 
     Raises `UserError` that lists the differences under which it must not go on.
     """
-    saved = read_config(workdir) if resuming else None
+    saved = read_config(workdir)
     if saved is not None:
         refused, said = compare_configs(saved[0], config)
         refused |= compare_configs({"artifacts": saved[1]}, {"artifacts": artifacts})[0]
 
         def listed(differences: Mapping[str, tuple[Any, Any]]) -> str:
-            return ", ".join(
-                f"{k}: {_short(a)} -> {_short(b)}" for k, (a, b) in differences.items()
-            )
+            parts = [
+                f"{key}: {_short(a)} -> {_short(b)}"
+                for key, (a, b) in differences.items()
+                if not key.startswith(_CORPUS)
+            ]
+            other = any(key.startswith(_CORPUS) for key in differences)
+            return ", ".join([*parts, *["another prepared corpus"] * other])
 
         if refused:
             held_out = {"data.validation", "data.test"} >= refused.keys()
@@ -183,7 +186,6 @@ def enter(
             )
         if said:
             say(f"the config has changed since this run began: {listed(said)}")
-    write_json(workdir, CONFIG, {"config": config, "artifacts": artifacts})
 
 
 def _short(value: Any) -> str:

@@ -15,6 +15,18 @@ from bertjax.ablate import compare, examples, paired
 from bertjax.errors import UserError
 
 
+def test_rows_without_pairs_have_no_nsp_to_compare(monkeypatch):
+    ones, none = np.ones(20), np.zeros(20)
+    rows = {
+        "digest": "same",
+        "sums": {"mlm_loss": ones, "nsp_accuracy": none},
+        "weights": {"mlm_loss": ones, "nsp_accuracy": none},
+    }
+    monkeypatch.setattr(examples, "row_losses", lambda workdir, split: rows)
+    found = examples.by_rows(pathlib.Path("a"), pathlib.Path("b"), "validation")
+    assert [result.figure for result in found] == ["mlm_loss"]
+
+
 def test_mcnemar_by_hand():
     """1 example that A alone has right, 9 that B alone has: p = 2 (C(10,0) + C(10,1)) / 2^10."""
     a = np.array([1] * 30 + [1] + [0] * 9 + [0] * 10, bool)

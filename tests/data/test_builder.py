@@ -141,12 +141,31 @@ def test_a_held_out_set_is_not_trained_on(tmp_path, vocab):
     assert builder.split_names(out) == ["train", "test"]
 
 
+def test_an_uneven_or_small_held_out_split_is_told():
+    def told(train: int, validation: int, asked: float = 0.05) -> str:
+        splits = {"train": {"tokens": train}, "validation": {"tokens": validation}}
+        return "; ".join(report.held_out_warnings(splits, asked))
+
+    assert told(95_000, 5_000) == "" and told(95_000, 5_000, asked=0.0) == ""
+    assert "46 % of the tokens are held out, where 5 %" in told(54_000, 46_000)
+    assert "0.02 % of the tokens" in told(99_980, 20) and "only 20 tokens" in told(99_980, 20)
+    assert told(9_500, 500) == "only 500 tokens are held out: figures of so few say little"
+
+
+def test_a_prepared_corpus_is_no_source(tmp_path, vocab):
+    source = tmp_path / "a.txt"
+    source.write_text("One sentence here. Another one there.\n\nA document. Of two.\n" * 9)
+    out = prepare(str(source), vocab, tmp_path / "out", held_out=0)
+    with pytest.raises(UserError, match="is a prepared corpus already"):
+        prepare(str(out), vocab, tmp_path / "again")
+
+
 def test_what_a_held_out_set_met_is_told(tmp_path, vocab):
     source = write(tmp_path / "a.txt", text(8))
     (tmp_path / "b.txt").write_bytes(text(8, seed=1).encode() + b"\n\nba \xff ko.\n")
     held_out = HeldOut(0, {"test": str(tmp_path / "b.txt")})
     notes = read_report(prepare(source, vocab, tmp_path / "out", held_out=held_out))["notes"]
-    assert "held-out set test: 1 invalid UTF-8 sequences were replaced" in notes
+    assert "held-out set test: 1 invalid UTF-8 sequences were dropped" in notes
 
 
 def test_a_broken_off_upload_can_be_done_again(tmp_path, vocab, monkeypatch):

@@ -42,6 +42,12 @@ def test_the_folder_of_several_seeds_names_its_runs(tmp_path):
         read_checkpoint(str(tmp_path))
 
 
+def test_a_run_that_has_saved_nothing_is_named(tmp_path):
+    (tmp_path / ".lock").touch()
+    with pytest.raises(UserError, match="saved no checkpoint"):
+        read_checkpoint(str(tmp_path))
+
+
 def grow(folder: pathlib.Path, rows: int) -> None:
     """Give the embedding `rows` rows more."""
     weights = load_file(folder / WEIGHTS)

@@ -112,5 +112,5 @@ def test_without_plotly_the_remedy_is_said(monkeypatch):
 def test_a_file_that_cannot_be_written_is_named(tmp_path):
     pytest.importorskip("plotly")
     folder = classifier(tmp_path / "run")
-    with pytest.raises(UserError, match=r"--out=.*cannot be written"):
+    with pytest.raises(UserError, match=r"--out=.*there is no folder"):
         front.main([f"--workdir={folder}", f"--out={tmp_path}/none/x.html"])

@@ -14,7 +14,7 @@ from bertjax import config as configs
 from bertjax.data import builder
 from bertjax.errors import UserError
 from bertjax.parallel.mesh import make_mesh, to_global
-from bertjax.tasks import make_task, prepare_data
+from bertjax.tasks import make_task, prepare_data, pretrain
 from bertjax.tasks.task import Rows
 from bertjax.train.evaluation import Evaluator
 from bertjax.train.optimizer import make_optimizer, make_schedule
@@ -137,6 +137,13 @@ def test_a_held_out_set_without_pairs_is_evaluated_without_them(tmp_path):
     assert [
         line for line in task.finish("unused", params, results).split("\n") if "one: MLM" in line
     ]
+
+
+def test_worse_than_counting_is_said_so():
+    figures = {"mlm_loss": 5.5, "perplexity": 244.7, "unigram_loss": 5.0, "mlm_accuracy": 0.1}
+    assert "0.500 ABOVE the unigram loss" in pretrain._summary("validation", figures)
+    figures["mlm_loss"] = 4.5
+    assert "0.500 below the unigram loss" in pretrain._summary("validation", figures)
 
 
 def test_more_evaluation_examples_than_the_text_gives_are_cut_anew(corpus):

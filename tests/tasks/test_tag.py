@@ -42,6 +42,11 @@ def test_a_tagger_that_always_says_the_same_is_told():
     assert figures["predicted_classes"] == 1.0
 
 
+def test_a_file_of_texts_is_noticed(tmp_path, capsys):
+    task_of(tmp_path, "a good film\tpos\na bad film\tneg\n")
+    assert "2 words have blanks in them" in capsys.readouterr().err
+
+
 def test_weights_of_classes_are_not_for_taggers(tmp_path):
     assert "class_weights=balanced" in message(tmp_path, train__class_weights="balanced")
 
@@ -277,5 +282,8 @@ def test_bad_input_is_one_sentence(tmp_path):
     assert "line 2" in message(tmp_path, "he\tO\njim\n")
     assert "no labels" in message(tmp_path, "he\njim\n")
     assert "no sentence" in message(tmp_path, "\n\n")
-    assert "window_overlap=20" in message(tmp_path, data__window_overlap=20)
+    task_of(tmp_path, data__window_overlap=20)  # no sentence needs windows
+    long = "he\tO\njim\tB-PER\n" * 20
+    text = message(tmp_path, long, data__window_overlap=20)
+    assert "window_overlap=20" in text and "15 or less" in text and "line 1" in text
     assert "none is '4'" in message(tmp_path, data__label_column="4")

@@ -30,6 +30,15 @@ from bertjax.train.workdir import compare_configs, lock
 HERE = pathlib.Path(__file__).parent
 
 
+@pytest.fixture(autouse=True)
+def _signals_as_before():
+    """A stopped run leaves its signals ignored, for its exit, and children would inherit that."""
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    yield
+    for number, handler in before.items():
+        signal.signal(number, handler)
+
+
 class Interrupted(TinyTask):
     """Sends this process a signal when the batch of a step is asked for, or in an evaluation."""
 
@@ -188,6 +197,20 @@ def test_a_run_that_patience_has_stopped_goes_on_with_more_of_it(tmp_path):
     text = train(0)
     assert "going on from the checkpoint of step 18" in text and "finished: step 20 of 20" in text
     assert json.loads((tmp_path / "finished.json").read_text())["stopped"] is None
+
+
+def test_fewer_steps_change_nothing_of_a_finished_run(tmp_path):
+    run(tmp_path, TinyTask(tiny_config(train__steps=6)))
+    before = (tmp_path / "config.json").read_text()
+    _, text = run(tmp_path, TinyTask(tiny_config(train__steps=4)))
+    assert "is finished: step 6 of 4, which asks for no more" in text
+    assert (tmp_path / "config.json").read_text() == before
+
+
+def test_a_warm_up_that_never_ends_is_told(tmp_path):
+    for steps, told in ((4, True), (5, False)):
+        config = tiny_config(train__steps=steps, optimizer__warmup_steps=4)
+        assert ("warm-up of 4 steps" in run(tmp_path / str(steps), TinyTask(config))[1]) == told
 
 
 def test_a_run_that_goes_on_is_not_finished(tmp_path):

@@ -7,6 +7,8 @@ const UNITS = [
 ];
 
 function axisTitle(metric) {
+  // The loss of a regression is its squared error.
+  if (metric === "loss" && metricNames().includes("squared_error")) return "loss (squared error)";
   const unit = (UNITS.find(([pattern]) => pattern.test(metric)) ?? [null, ""])[1];
   return unit ? `${metric} (${unit})` : metric;
 }
@@ -68,6 +70,7 @@ function spark(metric) {
     picture.append(svg("polyline", {
       points: points.map((p) => p.map((v) => v.toFixed(1)).join(",")).join(" "), fill: "none",
       stroke: `var(--c${curve.color % COLORS})`, "stroke-width": 1.5, "vector-effect": "non-scaling-stroke",
+      "stroke-dasharray": { solid: "none", dash: "5 3", dot: "1.5 3", dashdot: "6 3 1.5 3" }[curve.dash],
     }));
   }
   return picture;
