@@ -100,12 +100,13 @@ def keep_memory() -> None:
 
 
 def with_home(arguments: Sequence[str]) -> list[str]:
-    """Arguments with ~/ after an equals sign as the home folder, which shells leave as it is."""
+    """Arguments with the home folder for the ~ of --FLAG=~/..., which shells leave as it is."""
     return [
-        f"{name}={os.path.expanduser(value)}" if value.startswith("~/") else argument
+        f"{name}={os.path.expanduser(value)}"
+        if name.startswith("--") and value.startswith("~/") else argument
         for argument in arguments
         for name, _, value in [argument.partition("=")]
-    ]
+    ]  # fmt: skip
 
 
 def run(main: Callable[[Sequence[str]], int | None], argv: Sequence[str] | None = None) -> NoReturn:

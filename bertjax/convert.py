@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import pathlib
 import sys
 from collections.abc import Sequence
@@ -70,6 +71,7 @@ def main(arguments: Sequence[str]) -> int:
 
     if not args.to.strip():
         raise UserError("--to is empty; name a new folder.")
+    args.to = os.path.expanduser(args.to)
     check_new_folder(args.to, remote=args.format == "orbax")
     published = interop.read_checkpoint(args.source, args.step)
     say(f"{args.source}: {published.coverage}")

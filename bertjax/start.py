@@ -131,6 +131,8 @@ def _evaluation(command: configs.CommandLine, workdir: str) -> Run:
     config = configs.default_config()
     known = workdirs.flat(saved[0])
     configs.update(config, {key: known[key] for key in configs.BY_KEY if key in known})
+    if "unanswerable" in saved[1]:  # older configs do not say
+        config.data.unanswerable = "yes" if saved[1]["unanswerable"] else "no"
     for key in command.explicit:
         value, has = configs.get(command.config, key), configs.get(config, key)
         if value != has and key.removeprefix("model.") in configs.SIZE_KEYS:

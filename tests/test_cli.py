@@ -55,6 +55,7 @@ def test_a_place_to_write_is_checked_before_the_work(tmp_path):
         ("--workdir=~/runs/a", "--workdir=/home/kim/runs/a"),
         ("--config.data.train=~/a=b.tsv", "--config.data.train=/home/kim/a=b.tsv"),
         ("--pair=~ 5 metres", "--pair=~ 5 metres"),
+        ("path=~/x", "path=~/x"),  # a text
         ("~/x stays: the shell had it before", "~/x stays: the shell had it before"),
     ],
 )

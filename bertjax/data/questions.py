@@ -63,9 +63,6 @@ def read_questions(source: str) -> tuple[list[Question], list[str]]:
             f"{source}: {ids.most_common(1)[0][1]} questions have the id "
             f"'{ids.most_common(1)[0][0]}', by which answers are told apart: give each its own"
         )
-    if not any(q.answers or q.impossible for q in questions):
-        # Lists of answers that are all empty are those of a hidden test set.
-        questions = [dataclasses.replace(q, labelled=False) for q in questions]
     none = sum(q.labelled and not q.answers for q in questions)
     contexts = len({q.context for q in questions})
     note = f"{source}: {len(questions):,} questions to {contexts:,} contexts"
@@ -128,4 +125,6 @@ def _question_of_row(row: dict[str, Any], place: str, number: int) -> Question:
             f"needed ({type(error).__name__} {error})"
         ) from None
     question, context = row["question"], row["context"]
-    return Question(str(row.get("id", number)), question, context, pairs, found is not None)
+    impossible = bool(row.get("is_impossible"))
+    labelled = found is not None or impossible
+    return Question(str(row.get("id", number)), question, context, pairs, labelled, impossible)

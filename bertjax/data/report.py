@@ -214,8 +214,9 @@ def held_out_warnings(splits: Mapping[str, Any], asked: float) -> list[str]:
     found = []
     if not asked / 2 <= share <= 2 * asked:
         found.append(
-            f"{100 * share:.2g} % of the tokens are held out, where {100 * asked:.3g} % were asked "
-            "for: documents are few or uneven (see --layout, or --held_out=validation=SOURCE)"
+            f"{100 * share:.3g} % of the tokens are held out, where {100 * asked:.3g} % were asked "
+            "for: documents are few or uneven (bertjax.prepare has --layout to divide text, and "
+            "--held_out=0 --held_out=validation=SOURCE)"
         )
     if tokens["validation"] < MIN_HELD_OUT:
         found.append(

@@ -12,7 +12,8 @@ from bertjax.data.tables import read_table
 from bertjax.errors import UserError
 
 _DOCUMENT = "-DOCSTART-"  # begins the line between two documents
-_CONLLU_COLUMNS = 10  # universaldependencies.org/format.html
+# universaldependencies.org/format.html: ids of words, ranges of words and empty nodes
+_CONLLU_COLUMNS, _CONLLU_ID = 10, re.compile(r"\d+([-.]\d+)?")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -63,7 +64,8 @@ def read_conll(
     rows = [fields for fields in lines if fields and not fields[0].startswith(_DOCUMENT)]
     plain = [fields for fields in rows if not fields[0].startswith("#")]
     width = len((plain or rows or [[]])[0])
-    used = {_label(fields, label_column, width) for fields in plain}
+    used = {"#", *(_label(fields, label_column, width) for fields in plain)}
+    conllu = width == _CONLLU_COLUMNS and all(_CONLLU_ID.fullmatch(row[0]) for row in plain)
     for number, fields in enumerate(lines, 1):
         if not fields or fields[0].startswith(_DOCUMENT):
             end()
@@ -77,7 +79,7 @@ def read_conll(
         ):  # fmt: skip
             comments += 1
             continue
-        if width == _CONLLU_COLUMNS and re.fullmatch(r"\d+[-.]\d+", fields[0]):
+        if conllu and not fields[0].isdigit():
             ranges += 1
             continue
         if not words:

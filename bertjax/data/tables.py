@@ -78,7 +78,7 @@ class Table:
             )
         last = key == "data.label_column" and number == len(self.columns) - 1
         for row, place in zip(self.rows, self.places, strict=True):
-            if last and len(row) > len(self.columns):  # which of them is the label?
+            if last and any(str(cell).strip() for cell in row[len(self.columns) :]):
                 raise UserError(
                     f"{self.source}, {place}: {len(row)} fields where the first line has "
                     f"{len(self.columns)}, and the last one is the label: is there a separator "
@@ -131,7 +131,7 @@ def read_table(
     if not rows:
         raise UserError(f"{source} holds no row")
     if header == "auto":
-        has_header = _has_header([fields for _, fields in rows], named, like, labels)
+        has_header = _has_header(source, [fields for _, fields in rows], named, like, labels)
         how = "as it looks; config.data.header=yes or no overrules"
     else:
         has_header, how = header == "yes", "as told"
@@ -171,9 +171,7 @@ def looks_like_header(first: Sequence[str], others: Sequence[Sequence[str]]) -> 
     """Whether the first row names the columns.
 
     Names are short, not numbers and not empty, all different. Beyond that one of them must be a
-    usual name of a column, or head a column of numeric values, or of repeated ones among which it
-    is not; then no name has a blank, since a text may stand beside a label of which it is the only
-    example.
+    usual name of a column, or head a column of repeated or numeric values where it occurs nowhere.
     """
     for cell in first:
         words = cell.split()
@@ -183,10 +181,9 @@ def looks_like_header(first: Sequence[str], others: Sequence[Sequence[str]]) -> 
         return False
     if _has_known_name(first):
         return True
-    words = all(len(cell.split()) == 1 for cell in first)
     for number, cell in enumerate(first):
         values = [row[number] for row in others if number < len(row)]
-        repeated = words and len(values) >= 4 and len(set(values)) * 2 <= len(values)
+        repeated = len(values) >= 4 and len(set(values)) * 2 <= len(values)
         numeric = bool(values) and all(map(_numeric, values))
         if cell not in values and (repeated or numeric):
             return True
@@ -198,6 +195,7 @@ def _has_known_name(first: Sequence[str]) -> bool:
 
 
 def _has_header(
+    source: str,
     rows: Sequence[Sequence[str]],
     named: Sequence[str],
     like: Table | None,
@@ -209,8 +207,23 @@ def _has_header(
         return True
     if {cell.strip() for cell in first} & set(labels):
         return False
-    # Few rows say little: beside a training table only the usual names are believed.
-    return looks_like_header(first, rows[1:]) and (like is None or _has_known_name(first))
+    if _has_known_name(first) or like is not None:
+        # Few rows say little: beside a training table only the usual names are believed.
+        return _has_known_name(first) and looks_like_header(first, rows[1:])
+    if not looks_like_header(first, rows[1:]):
+        return False
+    if any(len(cell.split()) > 1 for cell in first) and not _heads_numbers(first, rows[1:]):
+        raise UserError(
+            f"{source}: it is not clear whether its first line ({', '.join(first)}) names the "
+            "columns or is a row whose label no other row has: set config.data.header=yes or no"
+        )
+    return True
+
+
+def _heads_numbers(first: Sequence[str], others: Sequence[Sequence[str]]) -> bool:
+    """Whether a column has numbers alone below its first cell, which is none."""
+    columns = ([row[i] for row in others if i < len(row)] for i in range(len(first)))
+    return any(values and all(map(_numeric, values)) for values in columns)
 
 
 def _numeric(cell: str) -> bool:

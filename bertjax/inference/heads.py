@@ -212,6 +212,8 @@ def answer(
     trained = settings["data"] if settings.get("task") == "answer" else {}
     if unanswerable is None:
         unanswerable = bool(settings.get("artifacts", {}).get("unanswerable", False))
+    if null_threshold is not None and not unanswerable:
+        warn(f"null_threshold={null_threshold} does nothing where there must be an answer")
     if null_threshold is None:
         null_threshold = trained.get("null_threshold", 0.0)
     if limits is None and trained:

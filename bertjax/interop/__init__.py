@@ -48,8 +48,8 @@ def read_checkpoint(path: str, step: int | None = None) -> Published:
         return huggingface.read(str(local.parent))
     if local.is_file() and local.suffix in (".bin", ".pt", ".pth", ".ckpt", ".pkl"):
         weights.refuse_pickle(local)
-    if local.is_dir() and (runs := sorted(x.parent.name for x in local.glob("seed-*/config.json"))):
-        raise UserError(f"{path} holds runs of several seeds; name one: {', '.join(runs)}.")
+    if runs := workdir.runs_in(local):
+        raise UserError(f"{path} holds several runs; name one: {', '.join(runs)}.")
     if workdir.saved_nothing(local):
         raise UserError(f"{path} is the workdir of a run that has saved no checkpoint.")
     if local.exists() and not local.is_dir():

@@ -40,6 +40,12 @@ def is_workdir(path: str) -> bool:
     return any((root / name).exists() for name in _MARKS) or root.name == checkpoint.FOLDER
 
 
+def runs_in(path: pathlib.Path) -> list[str]:
+    """The runs of several seeds, or of an ablation, in a folder."""
+    found = [x.parent for form in ("seed-*", "cells/*") for x in path.glob(f"{form}/{CONFIG}")]
+    return sorted(str(run.relative_to(path)) for run in found)
+
+
 def saved_nothing(path: pathlib.Path) -> bool:
     """Whether a path that is no workdir to read from is that of a run without a checkpoint."""
     return (path / LOCK).exists()

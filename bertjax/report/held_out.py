@@ -80,7 +80,14 @@ def read(path: str) -> dict[str, Texts]:
     if not sources:
         raise UserError("the run has no held-out examples.")
     module = importlib.import_module(f"bertjax.tasks.{config.task}")
-    return {s: _examples(config.task, module.read(config, s, x)) for s, x in sources.items()}
+    more: dict[str, Any] = {}
+    if config.task == "classify":  # the labels tell a header from a row
+        saved = workdirs.read_config(path)
+        more = {"known": (saved[1].get("labels") if saved else None) or ()}
+    return {
+        split: _examples(config.task, module.read(config, split, source, **more))
+        for split, source in sources.items()
+    }
 
 
 def _examples(task: str, part: Any) -> Texts:

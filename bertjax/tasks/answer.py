@@ -32,11 +32,13 @@ Offsets = list[tuple[int, int]]
 
 @dataclasses.dataclass
 class Examples:
-    """The questions of a split and where they come from."""
+    """The questions of a split and where they come from; of the whole source, drawn or not,
+    `unanswered` have no answer."""
 
     source: str
     questions: list[Question]
     labelled: bool
+    unanswered: int
 
 
 @dataclasses.dataclass
@@ -54,6 +56,9 @@ def read(config: config_dict.ConfigDict, split: str, source: str) -> Examples:
     for question in questions:
         if not question.context.strip() or not question.question.strip():
             raise UserError(f"{source}: question '{question.id}' has an empty question or context")
+    if split.startswith("test") and not any(q.answers or q.impossible for q in questions):
+        # Lists of answers that are all empty are those of a hidden test set.
+        questions = [dataclasses.replace(q, labelled=False) for q in questions]
     unlabelled = [question for question in questions if not question.labelled]
     if unlabelled and (not split.startswith("test") or len(unlabelled) < len(questions)):
         raise UserError(
@@ -62,20 +67,19 @@ def read(config: config_dict.ConfigDict, split: str, source: str) -> Examples:
         )
     if unlabelled:
         notes.append(f"{source} has no answers: it gets predictions, not scores")
+    none = 0 if unlabelled else sum(not question.answers for question in questions)
     chosen = sources.drawn(len(questions), split, config)
     if len(chosen) < len(questions):
         notes.append(f"{source}: {len(chosen)} of {len(questions)} questions are used")
         questions = [questions[i] for i in chosen]
     sources.say_all(notes)
-    return Examples(source, questions, not unlabelled)
+    return Examples(source, questions, not unlabelled, none)
 
 
 def locate(question: Question) -> tuple[int, int] | None:
     """Characters of the first answer; where it is not at its place, of its nearest occurrence in
     the context. None where the context does not have it."""
-    text, start = question.answers[0]
-    start += len(text) - len(text.lstrip())
-    text = text.strip()
+    text, start = question.answers[0][0].strip(), _said(question)
     if not text:
         return None
     if question.context[start : start + len(text)] == text and start >= 0:
@@ -89,6 +93,12 @@ def locate(question: Question) -> tuple[int, int] | None:
         return None
     place = min(places, key=lambda at: abs(at - start))
     return place, place + len(text)
+
+
+def _said(question: Question) -> int:
+    """Where the first answer is said to begin, blanks before it left out."""
+    text, start = question.answers[0]
+    return start + len(text) - len(text.lstrip())
 
 
 def encode(
@@ -113,7 +123,7 @@ def encode(
             if train:
                 result.offsets.append([])
                 continue
-        elif question.answers and place[0] != question.answers[0][1]:
+        elif question.answers and place[0] != _said(question):
             moved += 1
         span = spans.token_span(context.offsets, *place) if place else None
         for window in spans.question_windows(
@@ -185,11 +195,7 @@ def _unanswerable(config: config_dict.ConfigDict, splits: Mapping[str, Examples]
     have none; without training data, of what there is."""
     if config.data.unanswerable != "auto":
         return config.data.unanswerable == "yes"
-    none = {
-        split: sum(not q.answers for q in part.questions)
-        for split, part in splits.items()
-        if part.labelled
-    }
+    none = {split: part.unanswered for split, part in splits.items() if part.labelled}
     if "train" not in none or none["train"]:
         return any(none.values())
     for split, count in none.items():

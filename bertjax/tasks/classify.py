@@ -111,7 +111,7 @@ def _settle_labels(
         raise UserError("config.data.train is empty, and no checkpoint says what the labels are")
     if spec:
         glue.check(config.data.glue, config.data.problem_type, found)
-        if known is None or set(known) != set(spec.labels):
+        if known is None or (config.new_head and set(known) != set(spec.labels)):
             return spec.labels, known is not None
     names, fresh = labels.settle(found, known, config.new_head, config.init_from)
     if train is not None and not fresh:

@@ -119,10 +119,10 @@ def load_vocabulary(path: epath.PathLike, config: config_dict.ConfigDict) -> Tok
 
 def drawn(count: int, split: str, config: config_dict.ConfigDict) -> np.ndarray:
     """The numbers, ascending, of the examples that are used of `count`: of a training set
-    data.limit, drawn by the seed, of others data.eval_examples, the same for every seed (a file may
-    be in the order of its labels); 0 = all."""
+    data.limit, drawn by the seed, of others the first data.eval_examples; 0 = all."""
     limit = config.data.limit if split == "train" else config.data.eval_examples
     if not limit or limit >= count:
         return np.arange(count)
-    seed = config.seed if split == "train" else 0
-    return np.sort(np.random.default_rng(seed).choice(count, limit, replace=False))
+    if split != "train":
+        return np.arange(limit)
+    return np.sort(np.random.default_rng(config.seed).choice(count, limit, replace=False))

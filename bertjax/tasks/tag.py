@@ -146,7 +146,8 @@ def _notes(
     """What became of long sentences, long words and words of which nothing is left."""
     source = examples.source
     blanks = sum(" " in word for s in examples.sentences for word in s.words)
-    if blanks * 10 > sum(len(s.words) for s in examples.sentences):
+    count = sum(len(s.words) for s in examples.sentences)
+    if blanks * 2 > count and len(examples.sentences) * 100 < count:  # no blank lines, either
         yield (
             f"warning: {source}: {blanks:,} words have blanks in them; is it a file of texts, for "
             "configs/classify.py?"

@@ -6,6 +6,7 @@ import ast
 import contextlib
 import dataclasses
 import itertools
+import json
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -20,6 +21,7 @@ from bertjax.tasks.finetune import EncodedRows
 from bertjax.tasks.texts import text_rows
 
 SINGLE, MULTI, REGRESSION = "single_label", "multi_label", "regression"
+_MARKS = {"0", "1", "0.0", "1.0", "True", "False"}  # of labels that are marked by place
 SHORTEST_ROW = 8  # of windows: fewer tokens of text than this say nothing
 
 
@@ -150,13 +152,16 @@ def _hidden(value: Any) -> bool:
 def _label_sets(table: Table, values: Sequence[Any]) -> list[tuple[str, ...]]:
     """The labels of each example. UserError for rows of zeros and ones, which name nothing."""
     parts = [_several(value) for value in values]
-    listed = all(isinstance(value, list) for value in values) and len(set(map(len, parts))) == 1
-    if listed and len(parts[0]) > 1 and {str(x) for row in parts for x in row} <= {"0", "1"}:
+    listed = all(isinstance(value, list) or _name(value).startswith("[") for value in values)
+    alike = len(set(map(len, parts))) == 1 and len(parts[0]) > 1
+    if listed and alike and {str(x) for row in parts for x in row} <= _MARKS:
         raise UserError(
             f"{table.source}, {table.places[0]}: {values[0]!r:.40} marks labels by place: list "
             "their names instead"
         )
-    return [tuple(name for part in row if (name := _name(part))) for row in parts]
+    return [
+        tuple(name for part in row if part is not None and (name := _name(part))) for row in parts
+    ]
 
 
 def _several(value: Any) -> list[Any]:
@@ -165,9 +170,9 @@ def _several(value: Any) -> list[Any]:
         return value
     text = _name(value)
     if text.startswith("[") and text.endswith("]"):
-        with contextlib.suppress(ValueError, SyntaxError):
-            found = ast.literal_eval(text)
-            return found if isinstance(found, list) else [value]
+        for parse in (json.loads, ast.literal_eval):
+            with contextlib.suppress(ValueError, SyntaxError):
+                return parse(text)
     return text.split(",")
 
 

@@ -381,8 +381,12 @@ class _Run:
 
 
 def _write_end(workdir: str, readme: str, end: dict[str, Any]) -> None:
-    if readme:
-        folder.replace_text(epath.Path(workdir) / "README.md", readme)
+    path = epath.Path(workdir) / "README.md"
+    try:
+        if readme:
+            folder.replace_text(path, readme)
+    except OSError as error:
+        raise UserError(f"cannot write {path} ({error.strerror or error})") from error
     folder.write_json(workdir, folder.FINISHED, end)
 
 

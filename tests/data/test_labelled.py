@@ -41,8 +41,14 @@ def test_line_separators_of_unicode_are_text(tmp_path):
 
 def test_a_first_row_whose_label_is_the_only_one_is_no_header(tmp_path):
     rows = "great film\tneutral\n" + "bad film\tneg\ngood film\tpos\n" * 5
-    assert len(read_table(file(tmp_path, "a.tsv", rows)).rows) == 11
+    path = file(tmp_path, "a.tsv", rows)
+    assert "data.header=yes or no" in message(read_table, path)
+    assert len(read_table(path, header="no").rows) == 11
+    assert len(read_table(path, labels=["neutral", "neg", "pos"]).rows) == 11
+    assert len(read_table(path, named=["great film"]).rows) == 10
     assert len(read_table(file(tmp_path, "b.tsv", rows.replace("great film", "review"))).rows) == 10
+    scores = "Review text\tOur score\n" + "bad film\t1.5\ngood film\t4\n" * 5
+    assert len(read_table(file(tmp_path, "c.tsv", scores)).rows) == 10
 
 
 def test_a_tab_inside_a_text_makes_no_class(tmp_path):
@@ -50,6 +56,8 @@ def test_a_tab_inside_a_text_makes_no_class(tmp_path):
     text = message(table.column, "1", "data.label_column")
     assert "line 2" in text and "3 fields" in text
     assert table.column("0", "data.text_column") == ["a film", "c"]
+    table = read_table(file(tmp_path, "b.tsv", "a film\tpos\nc\tneg\t\n"), header="no")
+    assert table.column("1", "data.label_column") == ["pos", "neg"]  # empty cells are nothing
 
 
 def test_json_files_of_objects(tmp_path):
@@ -224,6 +232,7 @@ def test_comments_before_the_first_word(tmp_path):
         ("# id 5\tdomain=train\nhe _ _ O\njim _ _ B-P\n\n", [("O", "B-P")]),
         ("# doc1\nhe O\njim B-P\n\n# doc2\nhe O\n", [("O", "B-P"), ("O",)]),
         ("he O\n# O\n\n# O\n", [("O", "O"), ("O",)]),  # words, by their labels
+        ("# #\nhe PRP\n", [("#", "PRP")]),  # the tag of the word # in the Penn Treebank
         ("-DOCSTART- -X- O O\n\nhe\tO\njim\tB-P\n", [("O", "B-P")]),
     ],
 )
@@ -238,6 +247,9 @@ def test_ranges_and_empty_nodes_of_conllu_are_no_words(tmp_path):
     (sentence,), notes = read_sentences(file(tmp_path, "a.conllu", content), "1", "3")
     assert sentence.words == ("vamos", "nos") and sentence.labels == ("VERB", "PRON")
     assert any("2 ranges" in note for note in notes)
+    other = content.replace("1\tvamos", "we\tvamos")  # of ten columns, but not CoNLL-U's
+    (sentence,), _ = read_sentences(file(tmp_path, "b.txt", other), "0", "3")
+    assert sentence.words == ("1-2", "we", "2", "2.1")
 
 
 @pytest.mark.parametrize(

@@ -34,11 +34,13 @@ def store(folder: pathlib.Path, weights: dict[str, np.ndarray], name: str = WEIG
     save_file(weights, folder / name, metadata={"format": "pt"})
 
 
-def test_the_folder_of_several_seeds_names_its_runs(tmp_path):
-    for seed in (1, 0):
-        (tmp_path / f"seed-{seed}").mkdir()
-        write_json(tmp_path / f"seed-{seed}/config.json", {})
-    with pytest.raises(UserError, match="several seeds; name one: seed-0, seed-1"):
+@pytest.mark.parametrize("names", [("seed-0", "seed-1"), ("cells/A", "cells/B")])
+def test_a_folder_of_several_runs_names_them(tmp_path, names):
+    (tmp_path / ".lock").touch()
+    for name in names:
+        (tmp_path / name).mkdir(parents=True)
+        write_json(tmp_path / name / "config.json", {})
+    with pytest.raises(UserError, match=f"several runs; name one: {', '.join(names)}"):
         read_checkpoint(str(tmp_path))
 
 

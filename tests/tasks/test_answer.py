@@ -270,6 +270,14 @@ def test_whether_there_may_be_no_answer_is_for_the_training_data_to_say(tmp_path
     assert not task_of(tmp_path, every, some).unanswerable
     assert "1 questions of validation have no answer" in capsys.readouterr().err
     assert task_of(tmp_path, every, every, data__unanswerable="yes").unanswerable
+    # Of the whole file, whatever is drawn of it.
+    for seed in range(3):
+        assert task_of(tmp_path, some, data__limit=1, seed=seed).unanswerable
+    probes = write(tmp_path, "probes.jsonl", json.dumps(
+        {"id": "1", "question": "who ?", "context": "the quick", "answers": {"text": []}}
+    ))  # fmt: skip
+    task = task_of(tmp_path, some, data__validation=probes)
+    assert task.score("validation", {"loss": 0.0}, perfect(task, "validation"))["f1"] == 100
     # An evaluation takes the run's config, and may come without the training data.
     trained = task_of(tmp_path, some)
     alone = make("answer", tmp_path, data__test=hidden,
@@ -325,7 +333,8 @@ def test_bad_input_is_one_sentence_or_counted(tmp_path, capsys):
     assert task._rows["train"].example.tolist() == [1]
     blanks = {"text": " brown\n", "answer_start": 9}
     task_of(tmp_path, content(("1", "who ?", [blanks])))
-    assert "left out" not in capsys.readouterr().err
+    said = capsys.readouterr().err
+    assert "left out" not in said and "elsewhere" not in said
     moved = {"text": "brown", "answer_start": 3}
     task_of(tmp_path, content(("1", "who ?", [moved])))
     assert "1 answers stand elsewhere" in capsys.readouterr().err

@@ -43,8 +43,10 @@ def test_a_tagger_that_always_says_the_same_is_told():
 
 
 def test_a_file_of_texts_is_noticed(tmp_path, capsys):
-    task_of(tmp_path, "a good film\tpos\na bad film\tneg\n")
-    assert "2 words have blanks in them" in capsys.readouterr().err
+    task_of(tmp_path, "a good film\tpos\na bad film\tneg\n" * 60)
+    assert "120 words have blanks in them" in capsys.readouterr().err
+    task_of(tmp_path, "New York\tB-LOC\nis\tO\n\n" * 60)
+    assert "blanks" not in capsys.readouterr().err
 
 
 def test_weights_of_classes_are_not_for_taggers(tmp_path):
