@@ -24,7 +24,7 @@ from bertjax import config as configs
 
 SMALL = {
     # The widest takes half the rate of the others: at theirs it stays on the plateau of a model
-    # that knows hardly more than how frequent tokens are; the others leave it after 2,000 steps.
+    # that knows hardly more than how frequent tokens are; those of H=128 leave it after 2,000.
     "ablate.variants": "L1_H64_A1: L=1,H=64,A=1; L2_H128_A2: L=2,H=128,A=2; "
     "L4_H128_A2: L=4,H=128,A=2; L2_H256_A4: L=2,H=256,A=4,optimizer.learning_rate=1e-3",
     "data.source": "python_docs",

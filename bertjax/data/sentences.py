@@ -42,16 +42,17 @@ def read_conll(
     Raises:
         UserError: a line with another number of columns, or without a label.
     """
-    text = read_text(source)
-    lines_read = lines_of(text)
-    some = (x.strip() for x in lines_read[:200] if not x.startswith(("# ", _DOCUMENT)))
+    lines = lines_of(read_text(source))
+    some = (x.strip() for x in lines[:200] if not x.startswith(("# ", _DOCUMENT)))
     split_tabs = any("\t" in line for line in some)
+    started = any(line.startswith(_DOCUMENT) for line in lines)
+    rows, width, left_out = _without_comments(lines, split_tabs, label_column)
+    word = _column(word_column, width, source) if width else 0
+    label = _column(label_column, width, source) if width > 1 else None
     sentences: list[Sentence] = []
     words: list[str] = []
     labels: list[str] = []
-    begin, comments, ranges, blanks = 1, 0, 0, 0
-    started = any(line.startswith(_DOCUMENT) for line in lines_read)
-    document = 0
+    begin, blanks, document = 1, 0, 0
 
     def end() -> None:
         if words:
@@ -60,27 +61,11 @@ def read_conll(
             words.clear()
             labels.clear()
 
-    lines = [_fields(line, split_tabs) for line in lines_read]
-    rows = [fields for fields in lines if fields and not fields[0].startswith(_DOCUMENT)]
-    plain = [fields for fields in rows if not fields[0].startswith("#")]
-    width = len((plain or rows or [[]])[0])
-    used = {"#", *(_label(fields, label_column, width) for fields in plain)}
-    conllu = width == _CONLLU_COLUMNS and all(_CONLLU_ID.fullmatch(row[0]) for row in plain)
-    for number, fields in enumerate(lines, 1):
+    for number, fields in rows:
         if not fields or fields[0].startswith(_DOCUMENT):
             end()
             blanks = 0 if fields else blanks + 1
             document += bool(fields) or (not started and blanks == 2)
-            continue
-        if fields[0].startswith("#") and (
-            len(fields) != width
-            or (not words and lines_read[number - 1].startswith("# ")
-                and _label(fields, label_column, width) not in used)
-        ):  # fmt: skip
-            comments += 1
-            continue
-        if conllu and not fields[0].isdigit():
-            ranges += 1
             continue
         if not words:
             begin, blanks = number, 0
@@ -90,9 +75,9 @@ def read_conll(
                 "mend the line (a word with blanks in it needs tabs between all columns), or leave "
                 "it blank to end the sentence"
             )
-        words.append(fields[_column(word_column, width, source)].strip(" "))
-        if width > 1:
-            labels.append(fields[_column(label_column, width, source)].strip(" "))
+        words.append(fields[word].strip(" "))
+        if label is not None:
+            labels.append(fields[label].strip(" "))
             if not labels[-1]:
                 raise UserError(f"{source}, line {number}: no label: give the word one (O if none)")
     end()
@@ -103,18 +88,37 @@ def read_conll(
     count = sum(len(sentence.words) for sentence in sentences)
     by = "tabs" if split_tabs else "blanks"
     found = f"{len(sentences):,} sentences, {count:,} words, {width} columns by {by}"
-    left_out = {"comment lines": comments, "ranges of words and empty nodes": ranges}
     told = [found, *(f"{n} {what} are left out" for what, n in left_out.items() if n)]
     return sentences, [f"{source}: {note}" for note in told]
 
 
-def _label(fields: list[str], label_column: str, width: int) -> str | None:
-    """The label of a line, None where it has no such column."""
-    for name in label_column.split("|"):
-        number = int(name) if re.fullmatch(r"-?\d+", name) else width
-        if len(fields) == width and -width <= number < width:
-            return fields[number]
-    return None
+def _without_comments(
+    lines: list[str], split_tabs: bool, label_column: str
+) -> tuple[list[tuple[int, list[str]]], int, dict[str, int]]:
+    """(line number, fields) of the lines that are words or ends, the number of columns, and how
+    many lines of each kind were left out; see `read_conll`."""
+    split = [_fields(line, split_tabs) for line in lines]
+    filled = [fields for fields in split if fields and not fields[0].startswith(_DOCUMENT)]
+    plain = [fields for fields in filled if not fields[0].startswith("#")]
+    width = len((plain or filled or [[]])[0])
+    label = _find_column(label_column, width)
+    used = {"#"} | {x[label] for x in plain if label is not None and len(x) == width}
+    conllu = width == _CONLLU_COLUMNS and all(_CONLLU_ID.fullmatch(row[0]) for row in plain)
+    kept: list[tuple[int, list[str]]] = []
+    comments = ranges = 0
+    for number, (line, fields) in enumerate(zip(lines, split, strict=True), 1):
+        first = not kept or not kept[-1][1] or kept[-1][1][0].startswith(_DOCUMENT)
+        if fields and fields[0].startswith("#") and (
+            len(fields) != width
+            or (first and line.startswith("# ")
+                and (label is None or fields[label] not in used))
+        ):  # fmt: skip
+            comments += 1
+        elif conllu and fields and not fields[0].startswith(_DOCUMENT) and not fields[0].isdigit():
+            ranges += 1
+        else:
+            kept.append((number, fields))
+    return kept, width, {"comment lines": comments, "ranges of words and empty nodes": ranges}
 
 
 def _fields(line: str, split_tabs: bool) -> list[str]:
@@ -125,11 +129,19 @@ def _fields(line: str, split_tabs: bool) -> list[str]:
     return line.strip(" ").split("\t") if split_tabs else re.split("[ \t]+", line.strip(" \t"))
 
 
-def _column(spec: str, width: int, source: str) -> int:
+def _find_column(spec: str, width: int) -> int | None:
+    """The number of the first column of 'A|B' that there is, from 0."""
     for name in spec.split("|"):
         if re.fullmatch(r"-?\d+", name) and -width <= int(name) < width:
             return int(name) % width
-    raise UserError(f"{source} has {width} columns, numbered from 0, and none is '{spec}'")
+    return None
+
+
+def _column(spec: str, width: int, source: str) -> int:
+    number = _find_column(spec, width)
+    if number is None:
+        raise UserError(f"{source} has {width} columns, numbered from 0, and none is '{spec}'")
+    return number
 
 
 def read_sentences(

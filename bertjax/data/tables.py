@@ -6,7 +6,7 @@ import csv
 import dataclasses
 import io
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from etils import epath
@@ -181,13 +181,10 @@ def looks_like_header(first: Sequence[str], others: Sequence[Sequence[str]]) -> 
         return False
     if _has_known_name(first):
         return True
-    for number, cell in enumerate(first):
-        values = [row[number] for row in others if number < len(row)]
-        repeated = len(values) >= 4 and len(set(values)) * 2 <= len(values)
-        numeric = bool(values) and all(map(_numeric, values))
-        if cell not in values and (repeated or numeric):
-            return True
-    return False
+    return _heads_numbers(first, others) or any(
+        cell not in values and len(values) >= 4 and len(set(values)) * 2 <= len(values)
+        for cell, values in _columns_below(first, others)
+    )
 
 
 def _has_known_name(first: Sequence[str]) -> bool:
@@ -221,9 +218,18 @@ def _has_header(
 
 
 def _heads_numbers(first: Sequence[str], others: Sequence[Sequence[str]]) -> bool:
-    """Whether a column has numbers alone below its first cell, which is none."""
-    columns = ([row[i] for row in others if i < len(row)] for i in range(len(first)))
-    return any(values and all(map(_numeric, values)) for values in columns)
+    """Whether some column has numbers alone below its first cell, which is none."""
+    columns = _columns_below(first, others)
+    return any(
+        values and not _numeric(cell) and all(map(_numeric, values)) for cell, values in columns
+    )
+
+
+def _columns_below(
+    first: Sequence[str], others: Sequence[Sequence[str]]
+) -> Iterator[tuple[str, list[str]]]:
+    """Each cell of the first row with the values below it."""
+    return ((cell, [row[i] for row in others if i < len(row)]) for i, cell in enumerate(first))
 
 
 def _numeric(cell: str) -> bool:

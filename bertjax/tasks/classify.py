@@ -126,6 +126,7 @@ class Classify(FineTune):
     """A classifier or regressor over the pooled [CLS]."""
 
     name = "classify"
+    weighs_classes = True
 
     def __init__(
         self,

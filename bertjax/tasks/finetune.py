@@ -68,6 +68,7 @@ class FineTune(Task):
     # Figures of `score`, and whether larger is better; the first is the default train.metric.
     figures: ClassVar[Mapping[str, bool]]
     finish_with_best = True
+    weighs_classes: ClassVar[bool] = False  # whether train.class_weights means something to it
 
     def __init__(
         self,
@@ -82,7 +83,7 @@ class FineTune(Task):
         data, train = config.data, config.train
         self.config, self.tokenizer, self.model = config, tokenizer, model
         self._rows = rows
-        if train.class_weights and self.name != "classify":
+        if train.class_weights and not self.weighs_classes:
             raise UserError(
                 f"config.train.class_weights={train.class_weights} is for config.task=classify, "
                 f"and this is {self.name}: leave it out"

@@ -381,12 +381,8 @@ class _Run:
 
 
 def _write_end(workdir: str, readme: str, end: dict[str, Any]) -> None:
-    path = epath.Path(workdir) / "README.md"
-    try:
-        if readme:
-            folder.replace_text(path, readme)
-    except OSError as error:
-        raise UserError(f"cannot write {path} ({error.strerror or error})") from error
+    if readme:
+        folder.write_text(workdir, "README.md", readme)
     folder.write_json(workdir, folder.FINISHED, end)
 
 

@@ -194,10 +194,15 @@ def _short(value: Any) -> str:
 
 
 def write_json(workdir: str, name: str, content: Any) -> None:
-    """Write one JSON file of a workdir; a kill leaves the old one or the new one."""
+    """Write one JSON file of a workdir; see `write_text`."""
+    write_text(workdir, name, json.dumps(content, indent=2) + "\n")
+
+
+def write_text(workdir: str, name: str, text: str) -> None:
+    """Write one file of a workdir; a kill leaves the old one or the new one."""
     path = epath.Path(workdir) / name
     try:
-        replace_text(path, json.dumps(content, indent=2) + "\n")
+        replace_text(path, text)
     except OSError as error:
         raise UserError(f"cannot write {path} ({error.strerror or error})") from error
 
