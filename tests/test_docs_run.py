@@ -63,7 +63,7 @@ def make_files(folder: pathlib.Path) -> None:
         rows = "".join(f"{s}\t{('positive', 'negative')[i % 2]}\n" for i, s in enumerate(SENTENCES))
         (folder / f"{name}.tsv").write_text("text\tlabel\n" + rows * 8)
     for name in ("pairs", "dev"):
-        rows = "".join(f'"{s}",{t},{("yes", "no")[i % 2]}\n' for i, (s, t) in enumerate(PAIRS))
+        rows = "".join(f'"{s}","{t}",{("yes", "no")[i % 2]}\n' for i, (s, t) in enumerate(PAIRS))
         (folder / f"{name}.csv").write_text("premise,hypothesis,label\n" + rows * 8)
     for name in ("train", "dev"):
         (folder / f"{name}.conll").write_text("hello\tO\nfox\tB-PER\n\nthe\tO\ndog\tB-LOC\n\n" * 8)
