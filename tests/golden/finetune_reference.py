@@ -5,12 +5,13 @@
 
 Batches, in order, and scores are those of bertjax, so that only model, loss, optimizer and
 training are compared. The figures of each seed go to finetune_reference.json beside this file
-and are taken from there when data and steps are the same. Needs the extra `parity`.
+and are taken from there when data, weights and steps are the same. Needs the extra `parity`.
 """
 
 from __future__ import annotations
 
 import argparse
+import hashlib
 import json
 import pathlib
 import sys
@@ -111,6 +112,12 @@ def reference_model(task: FineTune, weights: str, seed: int) -> torch.nn.Module:
     ))  # fmt: skip
 
 
+def weights_digest(folder: str) -> str:
+    """A digest of the published weights in a folder."""
+    content = (pathlib.Path(folder) / "model.safetensors").read_bytes()
+    return hashlib.sha256(content).hexdigest()[:16]
+
+
 def tensors(batch: dict[str, np.ndarray]) -> dict[str, torch.Tensor]:
     names = ("input_ids", "token_type_ids", "attention_mask")
     return {name: torch.from_numpy(batch[name]).long() for name in names}
@@ -185,6 +192,8 @@ def reference(args: argparse.Namespace, extra: list[str], seed: int) -> dict[str
     with tempfile.TemporaryDirectory() as folder:
         task = run_of(args, pathlib.Path(folder), extra, seed)[0].task
         made_of = {"data": task.artifacts()["data"], "steps": task.train_steps}
+        if task.config.init_from:
+            made_of["weights"] = weights_digest(args.weights)
         if key in known and made_of.items() <= known[key].items():
             return known[key]["figures"]
         model = reference_model(task, args.weights, seed)
