@@ -6,6 +6,7 @@ import argparse
 import ctypes
 import os
 import pathlib
+import signal
 import sys
 from collections.abc import Callable, Sequence
 from typing import NoReturn
@@ -119,6 +120,10 @@ def run(main: Callable[[Sequence[str]], int | None], argv: Sequence[str] | None 
         # The reader of a pipe (head, less) has left. Nothing more can be said to it.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         code = 141
+    except SystemExit:  # a stopped run is saved: a second signal must not break into the exit
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, signal.SIG_IGN)
+        raise
     except KeyboardInterrupt:
         code = 130
     except UserError as error:

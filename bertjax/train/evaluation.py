@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import sys
+import warnings
 from collections.abc import Callable, Mapping
 from typing import IO, Any
 
@@ -24,10 +25,13 @@ Results = dict[str, dict[str, float]]  # split -> name -> figure
 
 
 class Evaluator:
-    """Evaluates the splits of a task; compiled once for each shape of batch."""
+    """Evaluates the splits of a task; compiled once for each shape of batch.
 
-    def __init__(self, task: Task, mesh: Mesh, rows: Rows) -> None:
-        self._task, self._mesh, self._rows = task, mesh, rows
+    Warnings of the figures, such as one class being all that is predicted, go to `say`.
+    """
+
+    def __init__(self, task: Task, mesh: Mesh, rows: Rows, say: Callable[[str], None]) -> None:
+        self._task, self._mesh, self._rows, self._say = task, mesh, rows, say
         self._step = make_eval_step(task, mesh)
         self._compiled: dict[Any, Callable[..., Any]] = {}
 
@@ -69,7 +73,12 @@ class Evaluator:
         means = {k: float(s / w) if w else math.nan for k, (s, w) in totals.items()}
         means["loss"] = sum(c * means[name] for name, c in self._task.loss_weights.items())
         whole = {name: np.concatenate(parts) for name, parts in outputs.items()}
-        return self._task.metrics(split, means, whole)
+        with warnings.catch_warnings(record=True) as said:
+            warnings.simplefilter("always")
+            figures = self._task.metrics(split, means, whole)
+        for warning in said:
+            self._say(f"warning: {split}: {warning.message}")
+        return figures
 
 
 def _add(
@@ -113,7 +122,7 @@ def evaluate(
         workdir, step=step, best=task.best_metric, abstract=abstract_params(task, mesh)
     )
     progress.say(f"evaluating the checkpoint of step {manifest.step}")
-    evaluator = Evaluator(task, mesh, rows)
+    evaluator = Evaluator(task, mesh, rows, progress.say)
     results: Results = {}
     for split in task.eval_splits:
         results[split] = evaluator.run(params, split)

@@ -142,7 +142,7 @@ class _Run:
             keep_every=config.checkpoint.keep_every,
             best=task.best_metric,
         )
-        self.evaluator = Evaluator(task, mesh, rows)
+        self.evaluator = Evaluator(task, mesh, rows, lambda text: self.progress.say(text))
         self.results: Results = {}  # of the evaluation at `evaluated`
         self.evaluated = self.saved = -1  # the steps of the last ones
         self.saved_at = time.monotonic()

@@ -6,12 +6,12 @@ and a warning says so. An empty or mismatched pair of arrays raises ValueError.
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 
 import numpy as np
 import scipy.stats
 import sklearn.metrics
-from absl import logging
 
 
 def accuracy(labels: np.ndarray, predictions: np.ndarray) -> float:
@@ -55,10 +55,11 @@ def _correlation(
 def _warn_if_constant(name: str, predictions: np.ndarray) -> bool:
     constant = len(np.unique(predictions)) == 1
     if constant:
-        logging.warning(
-            "%s: all %d predictions are %s, so the score says nothing",
-            name, len(predictions), predictions[0],
-        )  # fmt: skip
+        warnings.warn(
+            f"{name}: all {len(predictions)} predictions are {predictions[0]}, so the score says "
+            "nothing",
+            stacklevel=3,
+        )
     return constant
 
 

@@ -37,8 +37,7 @@ class StopSignals:
 
     def __exit__(self, *_: object) -> None:
         for number, handler in self._before.items():
-            # On the way out a second signal must not break into the exit.
-            signal.signal(number, signal.SIG_IGN if self._stopping else handler)
+            signal.signal(number, handler)
 
     def _remember(self, number: int, frame: FrameType | None) -> None:
         del frame

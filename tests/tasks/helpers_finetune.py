@@ -78,7 +78,7 @@ def mean_losses(task: FineTune) -> Callable[[Any, Mapping[str, Any]], dict[str, 
 
 def evaluate(task: FineTune, split: str, params: Any, devices: int = 1) -> dict[str, float]:
     mesh = make_mesh(devices, 1, 1, devices=jax.devices()[:devices])
-    return Evaluator(task, mesh, Rows()).run(params, split)
+    return Evaluator(task, mesh, Rows(), print).run(params, split)
 
 
 def batches_of_an_epoch(task: FineTune, epoch: int = 0) -> list[dict[str, np.ndarray]]:

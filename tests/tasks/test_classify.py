@@ -1,7 +1,6 @@
 """Classification: rows, labels by name, losses, figures and files; and every bad input."""
 
 import json
-import logging
 
 import jax
 import numpy as np
@@ -309,17 +308,16 @@ def test_regression_figures():
     assert figures["spearman"] == pytest.approx(1.0)
 
 
-def test_glue_figures(caplog):
+def test_glue_figures():
     figures = results.single_label_figures(
         np.array([1, 1, 1, 0, 0, 1]), np.array([1, 0, 1, 0, 1, 1]), 1
     )
     assert figures["matthews"] == pytest.approx(0.25)
     figures = results.single_label_figures(np.array([1, 1, 0, 1]), np.array([1, 0, 0, 1]), 1)
     assert figures["f1"] == pytest.approx(0.8) and figures["accuracy"] == 0.75
-    with caplog.at_level(logging.WARNING):
+    with pytest.warns(UserWarning, match="all 3 predictions"):
         figures = results.single_label_figures(np.array([1, 0, 1]), np.array([1, 1, 1]), 1)
     assert figures["matthews"] == 0.0 and figures["predicted_classes"] == 1
-    assert "all 3 predictions" in caplog.text
 
 
 def test_several_labels_at_once(tmp_path):

@@ -93,7 +93,7 @@ def test_evaluation_counts_every_example_once_whatever_the_batch(corpus):
     for size in (1, 3, 16, 64):
         task = task_of(corpus, **{"data.eval_batch_size": size})
         mesh = make_mesh(1, 1, 1, devices=jax.devices()[:1])
-        evaluator = Evaluator(task, mesh, Rows())
+        evaluator = Evaluator(task, mesh, Rows(), print)
         results.append(evaluator.run(params_of(task), "validation"))
         weights = [b["weight"].sum() for b in task.eval_batches("validation", Rows())]
         assert sum(weights) == task._loaders["validation"].examples_per_epoch
@@ -128,7 +128,7 @@ def test_a_held_out_set_without_pairs_is_evaluated_without_them(tmp_path):
     )
     task = task_of(out)
     assert [note for note in task.notes() if "split 'one': the corpus has one document" in note]
-    evaluator = Evaluator(task, make_mesh(1, 1, 1, devices=jax.devices()[:1]), Rows())
+    evaluator = Evaluator(task, make_mesh(1, 1, 1, devices=jax.devices()[:1]), Rows(), print)
     params = params_of(task)
     both, alone = (evaluator.run(params, split) for split in ("validation", "one"))
     assert both.keys() - alone.keys() == {"nsp_loss", "nsp_accuracy"}

@@ -24,6 +24,7 @@ from bertjax.train import loop
 from bertjax.train.checkpoint import committed_steps, load_arrays, load_params, root
 from bertjax.train.evaluation import evaluate
 from bertjax.train.manifest import Manifest
+from bertjax.train.metrics import f1
 from bertjax.train.profile import parse
 from bertjax.train.workdir import compare_configs, lock
 
@@ -32,11 +33,10 @@ HERE = pathlib.Path(__file__).parent
 
 @pytest.fixture(autouse=True)
 def _signals_as_before():
-    """A stopped run leaves its signals ignored, for its exit, and children would inherit that."""
+    """However a run ends, Ctrl-C means to a notebook what it meant before."""
     before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
     yield
-    for number, handler in before.items():
-        signal.signal(number, handler)
+    assert {number: signal.getsignal(number) for number in before} == before
 
 
 class Interrupted(TinyTask):
@@ -338,6 +338,17 @@ def test_evaluate_takes_the_best_checkpoint(straight):
     assert results["validation/loss"] == pytest.approx(best["loss"], rel=1e-5)
     last = evaluate(task.config, task, str(workdir), mesh=mesh(), step=20, stream=stream)
     assert last == straight[2]
+
+
+def test_warnings_of_figures_are_said_with_their_split(straight):
+    class Constant(TinyTask):
+        def metrics(self, split, means, outputs):
+            return means | {"f1": f1(np.array([1, 0]), np.array([0, 0]))}
+
+    stream = io.StringIO()
+    task = Constant(straight[1].config)
+    evaluate(task.config, task, str(straight[0]), mesh=mesh(2), stream=stream)
+    assert "warning: validation: f1: all 2 predictions are 0" in stream.getvalue()
 
 
 def test_batches_that_the_devices_cannot_share(tmp_path, straight):
