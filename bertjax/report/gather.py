@@ -22,7 +22,6 @@ from bertjax.train.writers import METRICS
 MOST_POINTS = 1000
 # Significant digits of a figure on the page.
 DIGITS = 6
-SEEDS = "seeds.json"
 
 
 def check_workdir(path: str) -> None:
@@ -31,10 +30,15 @@ def check_workdir(path: str) -> None:
     if not root.exists():
         raise UserError(f"--workdir={path} does not exist; name the folder of a run.")
     if not (root / workdirs.CONFIG).exists():
-        seeds = sorted(child.name for child in root.glob("seed-*"))
-        if (root / SEEDS).exists() or seeds:
-            more = " ".join(f"--workdir={path}/{name}" for name in seeds[:3])
-            raise UserError(f"--workdir={path} holds a run for each seed; say {more}.")
+        # The seeds of a run, the cells of an ablation, or a folder of runs.
+        runs = [*root.glob(f"*/{workdirs.CONFIG}"), *root.glob(f"cells/*/{workdirs.CONFIG}")]
+        if runs:
+            folders = sorted(str(found.parent) for found in runs)
+            more = " ".join(f"--workdir={folder}" for folder in folders[:3])
+            raise UserError(
+                f"--workdir={path} holds {len(runs)} run{'s' * (len(runs) > 1)}; say {more}"
+                f"{' or others' * (len(runs) > 3)}."
+            )
         what = f"is no workdir: it has no {workdirs.CONFIG}"
         if is_workdir(path):
             what = f"is a part of a workdir, or a damaged one: it has no {workdirs.CONFIG}"

@@ -219,11 +219,15 @@ def test_texts_of_the_command_line_are_asked_about(tmp_path):
     assert len(run["attention"]["texts"]) == 2 and run["missing"] == {}
 
 
-def test_a_folder_of_seeds_names_its_runs(tmp_path):
-    (tmp_path / "seed-1").mkdir()
-    (tmp_path / "seeds.json").write_text("{}")
-    with pytest.raises(UserError, match=r"seed: *.*|seed-1"):
+@pytest.mark.parametrize("names", [["seed-1"], ["cells/L2_H128_A2", "cells/L4_H128_A2"]])
+def test_a_folder_of_runs_names_them(tmp_path, names):
+    for name in names:
+        (tmp_path / name).mkdir(parents=True)
+        (tmp_path / name / "config.json").write_text("{}")
+    with pytest.raises(UserError) as raised:
         gather.check_workdir(str(tmp_path))
+    assert f"holds {len(names)} run" in str(raised.value)
+    assert all(f"--workdir={tmp_path}/{name}" in str(raised.value) for name in names)
 
 
 def test_config_of_another_version_is_read(tmp_path: Path):
