@@ -365,7 +365,8 @@ def initial_params(
         if not (new_head or encoder_only):
             raise UserError(
                 f"the head '{tensor.head}' has {array.shape[-1]} outputs in {published.source} "
-                f"but {wanted[-1]} in the model; ask for a new head (new_head=True) or match it."
+                f"but {wanted[-1]} in the model; match it, or set config.new_head=True to train a "
+                "new head."
             )
         reset.add(tensor.head)
     for tensor in TENSORS:
