@@ -103,7 +103,7 @@ def reference_model(task: FineTune, weights: str, seed: int) -> torch.nn.Module:
     kind = getattr(transformers, f"BertFor{names.get(task.name, 'QuestionAnswering')}")
     classes = getattr(task.model, "num_classes", 2)
     if task.config.init_from:
-        return kind.from_pretrained(weights, num_labels=classes, ignore_mismatched_sizes=True)
+        return kind.from_pretrained(weights, num_labels=classes)
     sizes = task.config.model
     return kind(transformers.BertConfig(
         vocab_size=sizes.vocab_size, hidden_size=sizes.hidden_size,
