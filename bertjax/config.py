@@ -11,9 +11,8 @@ import dataclasses
 import difflib
 import itertools
 import math
-import os
+import numbers
 import pathlib
-import runpy
 import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -21,6 +20,7 @@ from typing import Any
 from absl import flags
 from ml_collections import config_dict
 
+from bertjax import config_file
 from bertjax.errors import UserError
 from bertjax.fields import (  # noqa: F401 - those who have the config have its tables
     BY_KEY,
@@ -61,12 +61,42 @@ def get(config: config_dict.ConfigDict, key: str) -> Any:
     return config
 
 
+def flat(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Nested dicts as dotted keys."""
+    result: dict[str, Any] = {}
+    for key, value in config.items():
+        if isinstance(value, Mapping):
+            result |= flat(value, f"{prefix}{key}.")
+        else:
+            result[prefix + key] = value
+    return result
+
+
 def update(config: config_dict.ConfigDict, values: Mapping[str, Any]) -> config_dict.ConfigDict:
-    """Set known dotted keys in place; UserError for an unknown one. Returns the config."""
+    """Set known dotted keys in place. Returns the config.
+
+    Raises:
+        UserError: an unknown key, or a value of another type than the field's.
+    """
     for key, value in values.items():
-        check_key(key)
-        _set(config, key, value)
+        _set(config, key, _typed(key, value))
     return config
+
+
+def _typed(key: str, value: Any) -> Any:
+    """The value, where a field takes it: a whole number where a float is due becomes one."""
+    check_key(key)
+    kind = type(BY_KEY[key].default)
+    if isinstance(value, kind) and isinstance(value, bool) == (kind is bool):
+        return value
+    if not isinstance(value, bool):
+        if kind is int and isinstance(value, numbers.Integral):
+            return int(value)
+        if kind is float and isinstance(value, numbers.Real):
+            return float(value)
+    raise UserError(
+        f"config.{key}={value!r} is of type {type(value).__name__}, and {kind.__name__} is needed"
+    )
 
 
 def check_key(key: str) -> None:
@@ -170,16 +200,18 @@ def load(arguments: Sequence[str], extra: Sequence[Field] = ()) -> CommandLine:
     Raises:
         UserError: anything unknown, malformed or left over.
     """
-    path, config = _config_file(arguments)
+    path, config = config_file.read(arguments)
     values = flags.FlagValues()
     fields = [*extra, *(dataclasses.replace(f, key=f"config.{f.key}") for f in FIELDS)]
     for field in fields:
         define = {str: flags.DEFINE_string, int: flags.DEFINE_integer, float: flags.DEFINE_float,
                   bool: flags.DEFINE_boolean}[type(field.default)]  # fmt: skip
         define(field.key, field.default, field.line, flag_values=values)
-    arguments = _without_config_file(arguments)
-    for argument in arguments:
+    arguments = config_file.without(arguments)
+    for argument, after in itertools.zip_longest(arguments, arguments[1:], fillvalue=""):
         _check_override(argument)
+        if after.startswith("--") and _needs_value(argument, values):
+            raise UserError(f"{argument} has no value before {after}: write {argument}=VALUE")
     try:
         rest = values(["bertjax", *arguments])[1:]
     except flags.UnrecognizedFlagError as error:
@@ -225,32 +257,10 @@ def checked(command: CommandLine) -> CommandLine:
     return command
 
 
-def _config_file(arguments: Sequence[str]) -> tuple[str, config_dict.ConfigDict]:
-    """The last --config=FILE[:ARGUMENT] and the config that its file returns."""
-    paths = [a.partition("=")[2] for a in arguments if a.startswith("--config=")]
-    paths += [b for a, b in itertools.pairwise(arguments) if a == "--config"]
-    if not paths:
-        raise UserError("no config: give one with --config=configs/NAME.py")
-    file, _, argument = paths[-1].partition(":")
-    if not pathlib.Path(file).is_file():
-        raise UserError(f"--config={paths[-1]}: no file {file} (seen from {os.getcwd()})")
-    try:
-        get_config = runpy.run_path(file).get("get_config")
-    except SyntaxError as error:
-        raise UserError(
-            f"--config={paths[-1]}: {file} is no Python, line {error.lineno}: {error.msg}"
-        ) from None
-    if get_config is None:
-        raise UserError(f"--config={paths[-1]}: {file} defines no get_config(argument)")
-    return paths[-1], get_config(argument)
-
-
-def _without_config_file(arguments: Sequence[str]) -> list[str]:
-    kept = []
-    for before, argument in zip([None, *arguments], arguments, strict=False):
-        if not (argument == "--config" or before == "--config" or argument.startswith("--config=")):
-            kept.append(argument)
-    return kept
+def _needs_value(argument: str, known: flags.FlagValues) -> bool:
+    """Whether it is a flag that takes the next word as its value: absl would take a flag, too."""
+    name = argument[2:] if argument.startswith("--") else ""
+    return name in known and not known[name].boolean
 
 
 def _check_override(argument: str) -> None:
@@ -300,7 +310,10 @@ def resolve(config: config_dict.ConfigDict) -> config_dict.ConfigDict:
     Raises:
         UserError: a value out of range, or values that contradict one another.
     """
-    config = config_dict.ConfigDict(config.to_dict())
+    given = flat(config.to_dict())
+    if missing := [key for key in BY_KEY if key not in given]:
+        raise UserError(f"the config has no '{missing[0]}': start from config.default_config()")
+    config = update(config_dict.ConfigDict(), given)
     for field in FIELDS:
         value = get(config, field.key)
         if field.choices and value not in field.choices:
@@ -379,6 +392,12 @@ def _check_together(config: config_dict.ConfigDict) -> None:
         raise UserError(
             f"config.train.reinit_layers={config.train.reinit_layers}, but only {trained} layers "
             "are trained: lower it or config.train.frozen_layers"
+        )
+    pairs = config.loss.nsp if config.data.nsp else 0.0
+    if config.task == "pretrain" and config.loss.mlm == pairs == 0:
+        raise UserError(
+            f"config.loss.mlm={config.loss.mlm} and config.loss.nsp={config.loss.nsp} with "
+            f"config.data.nsp={config.data.nsp}: nothing would be learnt"
         )
     shares = config.data.replace_mask + config.data.replace_random
     if shares > 1 + 1e-9:

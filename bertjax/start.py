@@ -129,7 +129,7 @@ def _evaluation(command: configs.CommandLine, workdir: str) -> Run:
         hint = f", such as {seeds[0]}" if seeds else ""
         raise UserError(f"there is no run in {workdir}: give the --workdir of one{hint}")
     config = configs.default_config()
-    known = workdirs.flat(saved[0])
+    known = configs.flat(saved[0])
     configs.update(config, {key: known[key] for key in configs.BY_KEY if key in known})
     if "unanswerable" in saved[1]:  # older configs do not say
         config.data.unanswerable = "yes" if saved[1]["unanswerable"] else "no"

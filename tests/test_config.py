@@ -74,6 +74,48 @@ def test_config_files_that_are_not_there():
 
 
 @pytest.mark.parametrize(
+    ("lines", "words"),
+    [
+        ("c.optimizer.lr = 1e-3", ["'optimizer.lr'", "'optimizer.learning_rate'"]),
+        ("c.optim = dict(lr=1)", ["'optim.lr'"]),
+        ("c.train.steps = 1e3", ["line 4", "TypeError"]),
+        ("c = configs.update(c, {'train.steps': '100'})", ["config.train.steps='100'", "int"]),
+        ("c = configs.update(c, {'train.steps': True})", ["config.train.steps=True", "int"]),
+        ("c = configs.update(c, {'data.nsp': 1})", ["config.data.nsp=1", "bool"]),
+        ("c.data.train = ['a', 'b']", ["line 4", "TypeError"]),
+        ("c = None", ["NoneType", "default_config"]),
+        ("c = c.to_dict()", ["dict", "default_config"]),
+        ("c = type(c)({'lr': 1})", ["no 'task'"]),
+        ("del c.data.limit", ["no 'data.limit'"]),
+        ("import nothing_of_this_name", ["line 4", "ModuleNotFoundError"]),
+        ("c.train.steps = stepz", ["line 4", "NameError", "stepz"]),
+    ],
+)
+def test_config_files_that_are_wrong(tmp_path, lines, words):
+    path = tmp_path / "mine.py"
+    path.write_text(
+        "from bertjax import config as configs\ndef get_config(argument=''):\n"
+        f"    c = configs.default_config()\n    {lines}\n    return c\n"
+    )
+    text = message(f"--config={path}")
+    for word in words:
+        assert word in text
+
+
+def test_numbers_of_a_config_file_take_the_type_of_their_field(tmp_path):
+    path = tmp_path / "mine.py"
+    path.write_text(
+        "import numpy as np\nfrom bertjax import config as configs\n"
+        "def get_config(argument=''):\n    c = configs.default_config()\n"
+        "    c.optimizer.weight_decay = 0\n"
+        "    return configs.update(c, {'train.steps': np.int64(7), 'model.hidden_dropout': 0})\n"
+    )
+    config = configs.resolve(load(f"--config={path}").config)
+    values = [config.train.steps, config.model.hidden_dropout, config.optimizer.weight_decay]
+    assert values == [7, 0, 0] and [type(value) for value in values] == [int, float, float]
+
+
+@pytest.mark.parametrize(
     ("arguments", "words"),
     [
         (["--config.model.num_heads=7"], ["hidden_size=768", "num_heads=7"]),
@@ -103,6 +145,10 @@ def test_config_files_that_are_not_there():
         (["--config.model.initializer_range=0"], ["initializer_range=0.0", "above 0"]),
         (["--config.seed=-1"], ["seed=-1"]),
         (["--config.seed=2147483647", "--config.train.seeds=2"], ["seed=2147483647", "seeds"]),
+        (["--config.loss.mlm=0", "--config.loss.nsp=0"], ["loss.mlm=0.0", "nothing"]),
+        (["--config.loss.mlm=0", "--config.data.nsp=False"], ["loss.mlm=0.0", "data.nsp=False"]),
+        (["--workdir", "--mode=train"], ["--workdir has no value", "--workdir=VALUE"]),
+        (["--config.data.train", "--mode=train"], ["--config.data.train has no value"]),
         (["--mode=dance"], ["--mode=dance", "summary"]),
     ],
     ids=lambda x: " ".join(x) if isinstance(x, list) else None,

@@ -17,7 +17,6 @@ from ml_collections import config_dict
 
 from bertjax import config as configs
 from bertjax.errors import UserError
-from bertjax.train.workdir import flat
 
 SHORT = {"L": "model.num_layers", "H": "model.hidden_size", "A": "model.num_heads"}
 _LETTERS = {key: letter for letter, key in SHORT.items()}
@@ -180,7 +179,7 @@ def _joined(parts: Sequence[str]) -> str:
 
 def plain(config: config_dict.ConfigDict) -> Values:
     """Every key of a config, `ablate.*` at its default: what a cell's own run is made with."""
-    known = flat(config.to_dict())
+    known = configs.flat(config.to_dict())
     return {
         key: field.default if key.startswith("ablate.") else known[key]
         for key, field in configs.BY_KEY.items()

@@ -9,6 +9,7 @@ from typing import Any
 
 from etils import epath
 
+from bertjax import config as configs
 from bertjax.data import report as data_report
 from bertjax.data.builder import REPORT
 from bertjax.errors import UserError
@@ -72,7 +73,7 @@ def read_run(path: str, name: str) -> dict[str, Any]:
         "path": path,
         "task": str(config.get("task", "")),
         "state": _state(path, finished, splits),
-        "config": workdirs.flat(config),
+        "config": configs.flat(config),
         "labels": artifacts.get("labels"),
         "splits": splits,
         "figures": _figures(finished, splits),

@@ -62,7 +62,7 @@ def chosen(texts: list[str]) -> Texts:
 def run_config(path: str) -> config_dict.ConfigDict:
     """The config of a run; keys of another version are left at their defaults."""
     saved = workdirs.read_config(path)
-    known = workdirs.flat(saved[0]) if saved else {}
+    known = configs.flat(saved[0]) if saved else {}
     config = configs.default_config()
     return configs.update(config, {key: known[key] for key in configs.BY_KEY if key in known})
 

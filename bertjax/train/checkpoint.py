@@ -11,6 +11,7 @@ from __future__ import annotations
 import dataclasses
 import logging
 import os
+import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -25,6 +26,7 @@ from bertjax.train.manifest import Damaged, Manifest, verify
 from bertjax.train.workdir import from_first_process
 
 FOLDER = "checkpoints"
+_TEMPORARY = re.compile(r"\d+\.orbax-checkpoint-tmp")  # what Orbax calls a save under way
 MANIFEST = manifests.NAME
 
 # Orbax logs tracebacks of errors that it raises in the caller afterwards.
@@ -203,8 +205,9 @@ class Checkpoints:
         """Tidy the folder; the figures of its checkpoints by step, of which the newest is good."""
         steps = committed_steps(self.root)
         for path in self.root.iterdir() if self.root.is_dir() else ():
-            unfinished = path.name.split(".")[0].isdigit() and not path.name.endswith(".damaged")
-            if unfinished and not (path.name.isdigit() and int(path.name) in steps):
+            # Anything else, such as a copy under a name of its own, is its owner's.
+            uncommitted = path.name.isdigit() and int(path.name) not in steps
+            if uncommitted or _TEMPORARY.match(path.name):
                 say(f"removing {path}: its saving was interrupted")
                 path.rmtree()
         damaged: list[Damaged] = []

@@ -16,6 +16,7 @@ import numpy as np
 from etils import epath
 from jax.experimental import multihost_utils
 
+from bertjax import config as configs
 from bertjax.errors import UserError
 
 CONFIG = "config.json"
@@ -111,17 +112,6 @@ def _take(file: Any, workdir: str) -> None:
         time.sleep(0.1)
 
 
-def flat(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Nested dicts as dotted keys."""
-    result: dict[str, Any] = {}
-    for key, value in config.items():
-        if isinstance(value, Mapping):
-            result |= flat(value, f"{prefix}{key}.")
-        else:
-            result[prefix + key] = value
-    return result
-
-
 def compare_configs(
     saved: Mapping[str, Any], new: Mapping[str, Any]
 ) -> tuple[dict[str, tuple[Any, Any]], dict[str, tuple[Any, Any]]]:
@@ -131,7 +121,7 @@ def compare_configs(
     change while a run goes on. Keys that only one of them has are of another version: no
     difference.
     """
-    before, after = flat(saved), flat(json.loads(json.dumps(new)))
+    before, after = configs.flat(saved), configs.flat(json.loads(json.dumps(new)))
     refused: dict[str, tuple[Any, Any]] = {}
     said: dict[str, tuple[Any, Any]] = {}
     for key in before.keys() & after.keys():

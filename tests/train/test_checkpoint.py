@@ -172,6 +172,16 @@ def test_unfinished_saves_are_removed_and_said(tmp_path):
     assert len(said) == 1 and "interrupted" in said[0]
 
 
+def test_copies_under_names_of_their_own_stay(tmp_path):
+    save(tmp_path, {1: {}})
+    folder = tmp_path / "checkpoints"
+    shutil.copytree(folder / "1", folder / "1.bak")
+    (folder / "2.txt").write_text("the best so far\n")
+    _, manifest = Checkpoints(tmp_path).restore(abstract(make_state()), print)
+    assert manifest.step == 1
+    assert {path.name for path in folder.iterdir()} == {"1", "1.bak", "2.txt"}
+
+
 def test_what_is_kept(tmp_path):
     scores = {10: 0.1, 20: 0.9, 30: 0.3, 40: 0.4, 50: 0.9, 60: 0.2}
     metrics = {step: {"validation/accuracy": score} for step, score in scores.items()}
