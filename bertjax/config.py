@@ -13,6 +13,7 @@ import itertools
 import math
 import numbers
 import pathlib
+import re
 import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -380,6 +381,8 @@ def _check_ranges(config: config_dict.ConfigDict) -> None:
     for key in ("optimizer.epsilon", "model.layer_norm_eps", "model.initializer_range"):
         require(get(config, key) > 0, key, "must be above 0")
     require(0 < config.optimizer.layer_decay <= 1, "optimizer.layer_decay", "must lie in (0, 1]")
+    code = re.fullmatch(r"[a-z]{2,3}(-[A-Za-z]+)?", config.data.language)
+    require(code is not None, "data.language", "is no language code such as en, de or zh")
     require(config.data.seq_length >= 8, "data.seq_length", "must be at least 8")
     last = config.seed + config.train.seeds - 1  # numpy's generators take no negative seed
     require(config.seed >= 0 and last < 2**31, "seed", "must lie, with train.seeds, in 0 ... 2^31")

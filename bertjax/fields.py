@@ -76,7 +76,8 @@ FIELDS: tuple[Field, ...] = (
     Field("data.text_column", "text", "column of the text (tag: of the words), by name or number "
           "from 0; A|B = the first that is there"),
     Field("data.pair_column", "", "column of the second text; '' = none"),
-    Field("data.label_column", "label", "column of the label; -1 = the last"),
+    Field("data.label_column", "label", "column of the label; -1 = the last; of several labels "
+          "A,B,... are columns of 0 and 1"),
     Field("data.problem_type", "single_label", "classify: one label, several at once, or a score",
           ("single_label", "multi_label", "regression")),
     Field("data.glue", "", "the GLUE task whose label names and submission files are meant"),

@@ -9,6 +9,7 @@ skipped is told in the reader's notes. `tables.py` reads columns, `sentences.py`
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -19,6 +20,7 @@ from bertjax.errors import UserError
 DATASETS = ("tfds:", "hub:")
 OBJECTS = (".jsonl", ".ndjson")  # files with a JSON object a line
 JSON = (*OBJECTS, ".json")
+_SURROGATE = re.compile("[\ud800-\udfff]")
 
 
 def is_dataset(source: str) -> bool:
@@ -49,13 +51,31 @@ def lines_of(text: str) -> list[str]:
     return [line.removesuffix("\r") for line in lines]
 
 
+def parsed(text: str, where: str) -> Any:
+    """The value that JSON text spells.
+
+    Raises:
+        UserError: half a surrogate pair in it, which JSON can spell and no file of text can hold.
+        ValueError: it is no JSON.
+    """
+    value = json.loads(text)
+    if "\\ud" in text.lower() and (
+        half := _SURROGATE.search(json.dumps(value, ensure_ascii=False))
+    ):
+        raise UserError(
+            f"{where}: half a surrogate pair, \\u{ord(half[0]):04x} (an emoji that was cut?): "
+            "remove it, or put \\ufffd in its place"
+        )
+    return value
+
+
 def objects(source: str, text: str) -> Iterator[tuple[str, dict[str, Any]]]:
     """(place, object) of each line of `text` that is not blank. UserError for one that is none."""
     for number, line in enumerate(lines_of(text), 1):
         if not line.strip():
             continue
         try:
-            value = json.loads(line)
+            value = parsed(line, f"{source}, line {number}")
         except ValueError as error:
             raise UserError(f"{source}, line {number}: no JSON ({error})") from None
         if not isinstance(value, dict):
@@ -66,7 +86,7 @@ def objects(source: str, text: str) -> Iterator[tuple[str, dict[str, Any]]]:
 def listed_objects(source: str, text: str) -> list[tuple[str, dict[str, Any]]]:
     """(place, object) of each object of a JSON list. UserError where it is something else."""
     try:
-        rows = json.loads(text)
+        rows = parsed(text, source)
     except ValueError as error:
         raise UserError(f"{source} is no JSON ({error})") from None
     if not all(isinstance(row, dict) for row in rows):

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from typing import Any
 
 from etils import epath
 
-from bertjax.data.labelled import OBJECTS, dataset_rows, is_dataset, objects, read_text
+from bertjax.data.labelled import OBJECTS, dataset_rows, is_dataset, objects, parsed, read_text
 from bertjax.errors import UserError
 
 
@@ -44,7 +43,7 @@ def read_questions(source: str) -> tuple[list[Question], list[str]]:
         ]
     else:
         try:
-            content = json.loads(read_text(source))
+            content = parsed(read_text(source), source)
         except ValueError as error:
             hint = "; a file with an object a line is a .jsonl" if "Extra" in str(error) else ""
             raise UserError(f"{source} is no JSON ({error}){hint}") from None
@@ -73,7 +72,7 @@ def _squad(content: dict[str, Any]) -> Iterator[Question]:
     for article in content["data"]:
         for paragraph in article["paragraphs"]:
             for qa in paragraph["qas"]:
-                impossible = bool(qa.get("is_impossible", False))
+                impossible = _flag(qa.get("is_impossible"))
                 labelled = "answers" in qa or impossible
                 answers = () if impossible else _answers(qa.get("answers", ()))
                 yield Question(
@@ -87,7 +86,16 @@ def _squad(content: dict[str, Any]) -> Iterator[Question]:
 
 
 def _answers(found: Iterable[dict[str, Any]]) -> tuple[tuple[str, int], ...]:
-    return tuple((_text(answer["text"]), int(answer["answer_start"])) for answer in found)
+    pairs = ((_text(answer["text"]), int(answer["answer_start"])) for answer in found)
+    return tuple(pair for pair in pairs if pair[0])  # an empty answer says that there is none
+
+
+def _flag(value: Any) -> bool:
+    """A truth value, also as the text or number that some programs write."""
+    known = {"true": True, "1": True, "false": False, "0": False, "none": False}
+    if str(value).lower() not in known:
+        raise TypeError(f"is_impossible {value!r:.40} is neither true nor false")
+    return known[str(value).lower()]
 
 
 def _text(value: Any) -> str:
@@ -115,16 +123,20 @@ def _question_of_row(row: dict[str, Any], place: str, number: int) -> Question:
     found = row.get("answers")
     try:
         if isinstance(found, dict):
+            if not isinstance(found["text"], list):
+                raise TypeError("text is no list")
             starts = found.get("answer_start", [-1] * len(found["text"]))
-            pairs = tuple(zip(map(_text, found["text"]), map(int, starts), strict=True))
+            answers = zip(found["text"], starts, strict=True)
+            pairs = _answers({"text": text, "answer_start": start} for text, start in answers)
         else:
             pairs = _answers(found or ())
+        impossible = _flag(row.get("is_impossible"))
     except (KeyError, TypeError, ValueError, OverflowError) as error:
         raise UserError(
             f"{place}: answers {found!r:.60}; {{text: [...], answer_start: [...]}} are "
             f"needed ({type(error).__name__} {error})"
         ) from None
     question, context = row["question"], row["context"]
-    impossible = bool(row.get("is_impossible"))
     labelled = found is not None or impossible
-    return Question(str(row.get("id", number)), question, context, pairs, labelled, impossible)
+    answers = () if impossible else pairs
+    return Question(str(row.get("id", number)), question, context, answers, labelled, impossible)

@@ -27,6 +27,11 @@ _OTHER_ENCODINGS = {
     "utf-32": (codecs.BOM_UTF32_LE, codecs.BOM_UTF32_BE),
     "utf-16": (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE),
 }
+# Packed files, by the marks that they begin with.
+_PACKED = {"gzip": b"\x1f\x8b", "zstd": b"\x28\xb5\x2f\xfd", "zip": b"PK\x03\x04", "PDF": b"%PDF-",
+           "bzip2": b"BZh91AY&SY", "xz": b"\xfd7zXZ"}  # fmt: skip
+_UNPACK = {"gzip": "give it a name that ends in .gz", "zstd": "give it a name that ends in .zst",
+           "PDF": "extract its text first"}  # fmt: skip
 _SURROGATES = re.compile("[\ud800-\udfff]")
 
 Document = Iterator[str]
@@ -119,6 +124,9 @@ def _check_encoding(start: bytes, path: epath.Path) -> None:
             raise UserError(
                 f"{path} is {name.upper()}: convert it to UTF-8 (iconv -f {name} -t utf-8)"
             )
+    for name, mark in _PACKED.items():
+        if start.startswith(mark):
+            raise UserError(f"{path} is {name}, not text: {_UNPACK.get(name, 'unpack it first')}")
     # English in UTF-16 without a mark is half NUL; text may hold a few, which are dropped.
     if start.count(0) > len(start) // 4:
         raise UserError(
@@ -205,9 +213,16 @@ def cut(line: str, counts: Counter[str]) -> Iterator[str]:
 
 def _text_documents(path: epath.Path, layout: str, reading: Reading) -> Iterator[Document]:
     lines = _lines(path, reading)
-    if not kind(path):
-        lines = _not_json(lines, path)
-    if layout == "line":
+    first = next(lines, "")
+    if not kind(path) and first.startswith('{"') and first.rstrip().endswith("}"):
+        raise UserError(f"{path} holds JSON lines: give it a name that ends in .jsonl")
+    lines = itertools.chain([first], lines)
+    if _is_wiki_start(first):
+        reading.note(
+            "of WikiExtractor's files what stands between <doc ...> and </doc> is a document"
+        )
+        yield from _wiki_documents(lines)
+    elif layout == "line":
         for line in lines:
             if line.strip():
                 yield iter((line,))
@@ -219,12 +234,22 @@ def _text_documents(path: epath.Path, layout: str, reading: Reading) -> Iterator
         yield _unwrapped(lines, markdown=kind(path) in MARKDOWN)
 
 
-def _not_json(lines: Iterator[str], path: epath.Path) -> Iterator[str]:
-    """The lines of a file whose name does not tell what it holds, unless that is JSON lines."""
-    first = next(lines, "")
-    if first.startswith('{"') and first.rstrip().endswith("}"):
-        raise UserError(f"{path} holds JSON lines: give it a name that ends in .jsonl")
-    return itertools.chain([first], lines)
+def _is_wiki_start(line: str) -> bool:
+    return line.startswith('<doc id="') and line.rstrip().endswith(">")
+
+
+def _wiki_documents(lines: Iterator[str]) -> Iterator[Document]:
+    """Documents of a file that WikiExtractor wrote, without their tags."""
+    document: list[str] = []
+    for line in lines:
+        if _is_wiki_start(line) or line.strip() == "</doc>":
+            if document:
+                yield iter(document)
+            document = []
+        else:
+            document.append(line)
+    if document:
+        yield iter(document)
 
 
 def _unwrapped(lines: Iterator[str], markdown: bool) -> Iterator[str]:

@@ -16,6 +16,11 @@ _DOCUMENT = "-DOCSTART-"  # begins the line between two documents
 _CONLLU_COLUMNS, _CONLLU_ID = 10, re.compile(r"\d+([-.]\d+)?")
 
 
+# What a first line calls the columns of words and of labels.
+_WORD_NAMES = {"word", "words", "token", "tokens", "text", "form"}
+_LABEL_NAMES = {"tag", "tags", "label", "labels", "ner", "ner_tag", "ner_tags", "pos", "upos"}
+
+
 @dataclasses.dataclass(frozen=True)
 class Sentence:
     """Words and their labels (None: not labelled); sentences in a row with the same `document` are
@@ -33,11 +38,11 @@ def read_conll(
     """Sentences of a file with a word a line, columns by tabs or blanks, and the notes.
 
     A line of white space ends a sentence; -DOCSTART- begins a document, or where there is none two
-    such lines in a row. A line that begins with '#' is a comment if it has another number of
-    columns than the first one without, or if it stands, with a blank after it, before a sentence
-    and its label is no other line's. Of CoNLL-U's ten columns, ranges of words and empty nodes are
-    left out. Columns are numbers, negative from the end. A file whose lines have one column has no
-    labels.
+    such lines in a row. A first line that names columns, such as 'word tag', is left out. A line
+    that begins with '#' is a comment if it has another number of columns than the first one
+    without, or if it stands, with a blank after it, before a sentence and its label is no other
+    line's. Of CoNLL-U's ten columns, ranges of words and empty nodes are left out. Columns are
+    numbers, negative from the end. A file whose lines have one column has no labels.
 
     Raises:
         UserError: a line with another number of columns, or without a label.
@@ -49,6 +54,15 @@ def read_conll(
     rows, width, left_out = _without_comments(lines, split_tabs, label_column)
     word = _column(word_column, width, source) if width else 0
     label = _column(label_column, width, source) if width > 1 else None
+    filled = [x for _, x in rows if x and not x[0].startswith(_DOCUMENT)]
+    if word == 0 and width == _CONLLU_COLUMNS and all(_CONLLU_ID.fullmatch(x[0]) for x in filled):
+        raise UserError(
+            f"{source} is CoNLL-U, whose column 0 numbers the words: set config.data.text_column=1 "
+            "and config.data.label_column=3 (part of speech)"
+        )
+    if label is not None and filled and _is_header(filled[0], word, label):
+        rows = [row for row in rows if row[1] is not filled[0]]
+        left_out["header line"] = 1
     sentences: list[Sentence] = []
     words: list[str] = []
     labels: list[str] = []
@@ -88,8 +102,14 @@ def read_conll(
     count = sum(len(sentence.words) for sentence in sentences)
     by = "tabs" if split_tabs else "blanks"
     found = f"{len(sentences):,} sentences, {count:,} words, {width} columns by {by}"
-    told = [found, *(f"{n} {what} are left out" for what, n in left_out.items() if n)]
+    told = [found, *(f"{n} {what} left out" for what, n in left_out.items() if n)]
     return sentences, [f"{source}: {note}" for note in told]
+
+
+def _is_header(fields: list[str], word: int, label: int) -> bool:
+    """Whether a first line names its columns."""
+    found = tuple(fields[column].strip().lower() for column in (word, label))
+    return found[0] in _WORD_NAMES and found[1] in _LABEL_NAMES
 
 
 def _without_comments(
@@ -164,6 +184,15 @@ def read_sentences(
         if tags is not None and len(tags) != len(row):
             raise UserError(
                 f"{source}, {place}: {len(row)} words have {len(tags)} labels: give each word one"
+            )
+        if None in row:
+            raise UserError(
+                f"{source}, {place}: word {row.index(None) + 1} is null: give it a text"
+            )
+        if tags is not None and "" in tags:
+            raise UserError(
+                f"{source}, {place}: word {tags.index('') + 1} has an empty label: give it one (O "
+                "if none)"
             )
         if row:
             hidden = tags is None or None in tags

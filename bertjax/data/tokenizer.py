@@ -98,8 +98,11 @@ class Tokenizer:
                 raise UserError(f"the tokenizer's {name} is {value!r}: it must be true or false")
         if max_chars_per_word is None:
             max_chars_per_word = FAMILIES[family]
-        if max_chars_per_word < 1:
-            raise UserError(f"max_chars_per_word must be at least 1, not {max_chars_per_word}")
+        if type(max_chars_per_word) is not int or max_chars_per_word < 1:
+            raise UserError(
+                f"max_chars_per_word must be a whole number of at least 1, not "
+                f"{max_chars_per_word!r}"
+            )
         self.vocab = list(vocab)
         self._ids = {token: i for i, token in enumerate(self.vocab) if token}
         if UNK not in self._ids:
@@ -145,7 +148,8 @@ class Tokenizer:
         if path.name != JSON_FILE and (vocab is None or vocab_path.exists()):
             if path.is_dir() and not vocab_path.exists():
                 raise UserError(f"no {VOCAB_FILE} and no {JSON_FILE} in {path}")
-            vocab = read_vocab(vocab_path)
+            stated, vocab = vocab, read_vocab(vocab_path)
+            _check_same(folder, vocab, stated or ())
         if (folder / CONFIG_FILE).exists():
             settings |= read_config(folder / CONFIG_FILE)
         for name, value in overrides.items():
@@ -300,6 +304,11 @@ class Tokenizer:
         return (free[0], free[1]) if len(free) > 1 else None
 
     def tokens(self, ids: Iterable[int]) -> list[str]:
+        """The tokens of ids. UserError for an id that the vocabulary does not have."""
+        ids = list(ids)
+        wrong = [i for i in ids if not 0 <= i < self.vocab_size]
+        if wrong:
+            raise UserError(f"the id {wrong[0]} is not among the {self.vocab_size} of the tokens")
         return [self.vocab[i] for i in ids]
 
     def decode(self, ids: Iterable[int], skip_special_tokens: bool = False) -> str:
@@ -350,6 +359,16 @@ class Tokenizer:
             parts = normalization.huggingface(settings, rare)
         engine.normalizer, engine.pre_tokenizer = parts
         return engine
+
+
+def _check_same(folder: epath.Path, lines: Sequence[str], stated: Sequence[str]) -> None:
+    """UserError where vocab.txt and tokenizer.json give a number to two tokens."""
+    for number, (line, token) in enumerate(zip(lines, stated, strict=False)):
+        if line != token and token:  # of a token that is there twice tokenizer.json has the last
+            raise UserError(
+                f"{folder}: token {number} is {line!r} in {VOCAB_FILE} and {token!r} in "
+                f"{JSON_FILE}: remove or mend the file that is wrong"
+            )
 
 
 def is_cased(vocab: Iterable[str]) -> bool:

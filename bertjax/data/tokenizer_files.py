@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import warnings
 from typing import Any
 
 from etils import epath
@@ -16,11 +17,11 @@ PREFIX = "##"  # of a piece that continues a word
 def read_vocab(path: epath.PathLike) -> list[str]:
     """Tokens of a vocabulary file in id order: the id is the line number.
 
-    Lines end at LF alone (or at CRLF, if the first line does), so that tokens such as U+2028 or
-    U+0085 do not shift later ids; blank lines keep their id.
+    Lines end at LF or CRLF alone, so that tokens such as U+2028 or U+0085 do not shift later ids;
+    blank lines keep their id. Warns of tokens that begin or end with a blank.
 
     Raises:
-        UserError: the file is missing, empty or not UTF-8.
+        UserError: the file is missing, empty, not UTF-8 or a pointer of Git LFS.
     """
     path = epath.Path(path)
     try:
@@ -37,8 +38,16 @@ def read_vocab(path: epath.PathLike) -> list[str]:
         lines.pop()
     if not lines:
         raise UserError(f"vocabulary {path} is empty: it needs one token a line")
-    if lines[0].endswith("\r"):
-        lines = [line.removesuffix("\r") for line in lines]
+    if text.startswith("version https://git-lfs"):
+        raise UserError(f"{path} is a pointer of Git LFS: fetch the file itself (git lfs pull)")
+    lines = [line.removesuffix("\r") for line in lines]
+    odd = [i for i, line in enumerate(lines) if line.strip() and line != line.strip(" \t")]
+    if odd:
+        warnings.warn(
+            f"{len(odd)} tokens of {path} begin or end with a blank, so no text gives them (first "
+            f"in line {odd[0] + 1}, {lines[odd[0]]!r}): remove the blanks",
+            stacklevel=2,
+        )
     return lines
 
 
@@ -84,7 +93,9 @@ def read_tokenizer_json(path: epath.Path) -> tuple[list[str], dict[str, Any]]:
         )
     if model.get("continuing_subword_prefix", PREFIX) != PREFIX:
         raise UserError(f"{path} continues words by another prefix than {PREFIX}")
-    ids = dict(model["vocab"]) | {t["content"]: t["id"] for t in content.get("added_tokens") or ()}
+    if not isinstance(model.get("vocab"), dict):
+        raise UserError(f"{path} holds no vocabulary: restore the file")
+    ids = model["vocab"] | {t["content"]: t["id"] for t in content.get("added_tokens") or ()}
     vocab = [""] * (max(ids.values()) + 1)
     for token, i in ids.items():
         vocab[i] = token

@@ -16,7 +16,12 @@ from safetensors.numpy import save_file
 from bertjax.errors import UserError
 from bertjax.interop.names import HUGGINGFACE, export_tensor, get, tensors_of
 from bertjax.interop.published import Published, assemble, check_config, check_new_folder
-from bertjax.interop.vocabulary import ADDED_FILE, load_tokenizer, write_tokenizer
+from bertjax.interop.vocabulary import (
+    ADDED_FILE,
+    load_tokenizer,
+    without_padding,
+    write_tokenizer,
+)
 from bertjax.interop.weights import INDEX, WEIGHTS, read_json, read_weights, weight_files
 
 # What a hub name brings: never a pickle.
@@ -252,6 +257,7 @@ def read(path: str) -> Published:
     params, coverage = assemble(arrays, HUGGINGFACE, config, _heads(raw, arrays), str(folder))
     labels = _labels(raw, params, where)
     tokenizer, remarks = load_tokenizer(folder, config["vocab_size"])
+    config, params = without_padding(config, params, tokenizer)
     return Published(
         source=path,
         config=config,

@@ -33,6 +33,9 @@ _TOKENIZERS = {
 }  # fmt: skip
 # A share of tokens with capitals above this tells of a vocabulary for text with capitals.
 _CASED = 0.01
+# Embeddings are padded to multiples of 64 or 128. A multiple of 8 alone would be too weak a sign:
+# the 21,128 tokens of bert-base-chinese are one, and a vocabulary may have lost a line.
+_PADDED_TO = 64
 
 
 def load_tokenizer(
@@ -41,7 +44,8 @@ def load_tokenizer(
     """The tokenizer in a checkpoint's folder, or None, and remarks about it.
 
     Tokens that were added to the vocabulary, in added_tokens.json or tokenizer.json, keep their
-    rows.
+    rows. An embedding that was padded to a multiple of 64 or 128 may have more rows than the
+    tokenizer has tokens: see `without_padding`.
 
     Raises:
         UserError: its number of tokens is not that of the embedding, its rules are not BERT's, or
@@ -56,7 +60,13 @@ def load_tokenizer(
         raise
     except (AttributeError, IndexError, KeyError, MemoryError, TypeError, ValueError) as error:
         raise UserError(f"the tokenizer in {folder} is damaged ({error!r}); restore it.") from error
-    if tokenizer.vocab_size != vocab_size:
+    left = vocab_size - tokenizer.vocab_size
+    if 0 < left < 2 * _PADDED_TO and vocab_size % _PADDED_TO == 0:
+        remarks.append(
+            f"the embedding of {folder} is padded: its last {left} rows, which no token has, are "
+            "left out"
+        )
+    elif left:
         raise UserError(
             f"the vocabulary in {folder} has {tokenizer.vocab_size} tokens but the embedding has "
             f"{vocab_size} rows; put the vocabulary of this model there (rows without a token "
@@ -118,7 +128,7 @@ def _with_added_tokens(
         added |= {token["content"]: token["id"] for token in found}
     size = tokenizer.vocab_size
     following = sorted((i, token) for token, i in added.items() if size <= i < vocab_size)
-    if [i for i, _ in following] == list(range(size, vocab_size)):
+    if following and [i for i, _ in following] == list(range(size, size + len(following))):
         vocab = [*tokenizer.vocab, *(token for _, token in following)]
         tokenizer = Tokenizer(vocab, **tokenizer.settings)
     known = [t for t, i in added.items() if i < tokenizer.vocab_size and t not in SPECIAL_TOKENS]
@@ -130,6 +140,22 @@ def _with_added_tokens(
         f"the added token '{cut[0]}'{more} of {folder} keeps its row, but is cut like other text "
         "where it is typed"
     ]
+
+
+def without_padding(
+    config: dict[str, Any], params: dict[str, Any], tokenizer: Tokenizer | None
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The config and the parameters without the rows of the embedding that no token has."""
+    if tokenizer is None or tokenizer.vocab_size == config["vocab_size"]:
+        return config, params
+    size = tokenizer.vocab_size
+    for name in _VOCAB_TENSORS:
+        table = get(params, name)
+        if table is not None:
+            cut = np.zeros((padded(size), *table.shape[1:]), np.float32)
+            cut[:size] = table[:size]
+            params = _with(params, name, cut)
+    return {**config, "vocab_size": size}, params
 
 
 def write_tokenizer(folder: pathlib.Path, tokenizer: Tokenizer, max_length: int) -> None:

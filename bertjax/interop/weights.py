@@ -93,7 +93,7 @@ def read_weights(files: list[pathlib.Path]) -> dict[str, np.ndarray]:
         try:
             with safe_open(path, "numpy") as file:
                 found = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-        except (SafetensorError, OSError, TypeError, ValueError) as error:
+        except (SafetensorError, OSError, AttributeError, TypeError, ValueError) as error:
             reason = " ".join(str(error).split())[:200]
             raise UserError(
                 f"{path} is not a sound safetensors file ({reason}); fetch it again."

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import pathlib
-from typing import Any
 
 import numpy as np
 from etils import epath
 
 from bertjax.config import default_config
 from bertjax.data.tokenizer import Tokenizer
-from bertjax.data.tokenizer_files import JSON_FILE, VOCAB_FILE
+from bertjax.data.tokenizer_files import CONFIG_FILE, JSON_FILE, VOCAB_FILE
 from bertjax.errors import UserError
 from bertjax.interop.names import HEADS, get, tensors_of
 from bertjax.interop.published import (
@@ -31,6 +30,7 @@ _MODEL_FIELDS = (
     "max_position_embeddings", "type_vocab_size", "hidden_act", "hidden_dropout",
     "attention_dropout", "layer_norm_eps", "initializer_range",
 )  # fmt: skip
+_CONVERTED = "converted"  # artifact of a workdir that no run of ours made: where it is from
 _TASKS = {"classifier": "classify", "tagger": "tag", "span": "answer"}
 
 
@@ -85,6 +85,11 @@ def read(path: str, step: int | None = None) -> Published:
     tokenizer = None
     if any((folder / name).exists() for name in (VOCAB_FILE, JSON_FILE)):
         tokenizer = Tokenizer.load(folder)
+        if artifacts.get("vocab", tokenizer.fingerprint) != tokenizer.fingerprint:
+            raise UserError(
+                f"the vocabulary in {folder} is not the one that its run was trained with: restore "
+                f"{VOCAB_FILE} and {CONFIG_FILE}"
+            )
         config["vocab_size"] = config["vocab_size"] or tokenizer.vocab_size
     check_config(config, str(folder / CONFIG))
     heads = tuple(head for head in HEADS if head in params)
@@ -119,28 +124,38 @@ def read(path: str, step: int | None = None) -> Published:
         problem_type=settings.get("data", {}).get("problem_type", "single_label"),
         coverage=Coverage(loaded, expected, heads, (), checksum(params), absent),
         notes=tuple(notes),
-        settings={**settings, "artifacts": artifacts},
+        settings={} if _CONVERTED in artifacts else {**settings, "artifacts": artifacts},
     )
 
 
 def write(folder: str, published: Published) -> None:
     """Write a workdir whose checkpoint is step 0: the parameters, the config, the vocabulary.
 
+    What a run of ours says of its training goes along. Of another checkpoint nothing is known, so
+    that it is asked like before, by windows as long as the model.
+
     Raises:
         UserError: the folder holds files already or cannot be written.
     """
     root = epath.Path(folder)
     check_new_folder(folder, remote=True)
-    config = default_config()
-    config.model.update(published.config)
-    config.task = next((_TASKS[head] for head in published.heads if head in _TASKS), "pretrain")
-    config.data.problem_type = published.problem_type
-    artifacts: dict[str, Any] = {}
+    config = default_config().to_dict()
+    artifacts = dict(published.settings.get("artifacts", {_CONVERTED: published.source}))
+    if published.settings:
+        config = {name: x for name, x in published.settings.items() if name != "artifacts"}
+    else:
+        config["task"] = next((_TASKS[x] for x in published.heads if x in _TASKS), "pretrain")
+        config["data"]["problem_type"] = published.problem_type
+        positions = published.config["max_position_embeddings"]
+        config["data"]["seq_length"] = min(positions, config["data"]["seq_length"])
+    config["model"] = {**config["model"], **published.config}
     if published.labels is not None:
         artifacts["labels"] = list(published.labels)
+    if published.tokenizer is not None and "vocab" in artifacts:
+        artifacts["vocab"] = published.tokenizer.fingerprint
     try:
         root.mkdir(parents=True, exist_ok=True)
-        write_json(folder, CONFIG, {"config": config.to_dict(), "artifacts": artifacts})
+        write_json(folder, CONFIG, {"config": config, "artifacts": artifacts})
     except OSError as error:
         raise UserError(f"{folder} cannot be written: {error.strerror}.") from error
     if published.tokenizer is not None:

@@ -74,7 +74,7 @@ def _preset(name: str, task: GlueTask) -> dict[str, Any]:
 
 def label_name(task: GlueTask, label: str) -> str:
     """The name of a label that may be given by its number, as the TSV files do."""
-    return task.labels[int(label)] if label.isdigit() and int(label) < len(task.labels) else label
+    return task.labels[int(label)] if label.isdecimal() and int(label) < len(task.labels) else label
 
 
 def check(name: str, problem_type: str, labels: Iterable[str]) -> None:

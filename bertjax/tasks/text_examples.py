@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import ast
-import contextlib
 import dataclasses
 import itertools
-import json
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -16,12 +13,11 @@ from ml_collections import config_dict
 from bertjax.data.tables import Table, read_table
 from bertjax.data.tokenizer import Tokenizer
 from bertjax.errors import UserError
-from bertjax.tasks import glue, labels, sources
+from bertjax.tasks import glue, label_sets, labels, sources
 from bertjax.tasks.finetune import EncodedRows
 from bertjax.tasks.texts import text_rows
 
 SINGLE, MULTI, REGRESSION = "single_label", "multi_label", "regression"
-_MARKS = {"0", "1", "0.0", "1.0", "True", "False"}  # of labels that are marked by place
 SHORTEST_ROW = 8  # of windows: fewer tokens of text than this say nothing
 
 
@@ -59,7 +55,10 @@ def read(
     spec = glue.TASKS.get(data.glue)
     if data.glue and spec is None:
         raise UserError(f"config.data.glue={data.glue} is not one of {', '.join(glue.TASKS)}")
-    asked = [data.text_column, data.pair_column, data.label_column]
+    label_columns = [data.label_column]
+    if data.problem_type == MULTI:
+        label_columns += data.label_column.split(",")
+    asked = [data.text_column, data.pair_column, *label_columns]
     table = read_table(
         source,
         header=data.header,
@@ -113,6 +112,9 @@ def _targets(
 ) -> list[Any] | None:
     """Label names, tuples of them, or numbers; None for a test split that has none."""
     data = config.data
+    several = data.problem_type == MULTI and label_sets.column_names(data.label_column, table)
+    if several and any(table.find(name) is not None for name in several):
+        return label_sets.of_columns(table, several, "data.label_column")
     if table.find(data.label_column) is None and split.startswith("test"):
         table.notes.append(f"{table.source} has no labels: it gets predictions, not scores")
         return None
@@ -120,8 +122,12 @@ def _targets(
     if split.startswith("test") and all(map(_hidden, values)):
         table.notes.append(f"the labels of {table.source} are hidden: it gets predictions only")
         return None
+    # JSON's NaN is a missing value.
+    values = [None if isinstance(x, float) and x != x else x for x in values]
     if data.problem_type == SINGLE:  # without a label at all; of several labels none may hold
-        values = [None if value is None or not _name(value) else value for value in values]
+        values = [
+            None if value is None or not label_sets.name_of(value) else value for value in values
+        ]
     hidden = sum(value is None for value in values)
     if hidden:
         place = table.places[values.index(None)]
@@ -129,51 +135,25 @@ def _targets(
     if data.problem_type == REGRESSION:
         return list(labels.scores(values, table.source, table.places))
     if data.problem_type == MULTI:
-        return _label_sets(table, values)
+        return label_sets.of_cells(table, values)
     for value, place in zip(values, table.places, strict=True):
         if isinstance(value, list | dict):
             raise UserError(
                 f"{table.source}, {place}: {value!r:.40} is no single label: set config.data."
                 "problem_type=multi_label for lists of labels, or give one"
             )
-    names = [_name(value) for value in values]
+    names = [label_sets.name_of(value) for value in values]
+    if unsettled := names.count("-"):
+        table.notes.append(
+            f"warning: {table.source}: {unsettled} rows have the label '-', which SNLI and "
+            "MultiNLI give where annotators disagree: remove them, or it is a class"
+        )
     return [glue.label_name(spec, name) for name in names] if spec else names
-
-
-def _name(value: Any) -> str:
-    return str(value).strip()
 
 
 def _hidden(value: Any) -> bool:
     """Whether a label of a test file is none: nothing, or the -1 of GLUE."""
-    return value is None or value == [] or _name(value) in ("", "-1")
-
-
-def _label_sets(table: Table, values: Sequence[Any]) -> list[tuple[str, ...]]:
-    """The labels of each example. UserError for rows of zeros and ones, which name nothing."""
-    parts = [_several(value) for value in values]
-    listed = all(isinstance(value, list) or _name(value).startswith("[") for value in values)
-    alike = len(set(map(len, parts))) == 1 and len(parts[0]) > 1
-    if listed and alike and {str(x) for row in parts for x in row} <= _MARKS:
-        raise UserError(
-            f"{table.source}, {table.places[0]}: {values[0]!r:.40} marks labels by place: list "
-            "their names instead"
-        )
-    return [
-        tuple(name for part in row if part is not None and (name := _name(part))) for row in parts
-    ]
-
-
-def _several(value: Any) -> list[Any]:
-    """The parts of a cell: a list, one written as in JSON or Python, or a text with commas."""
-    if isinstance(value, list):
-        return value
-    text = _name(value)
-    if text.startswith("[") and text.endswith("]"):
-        for parse in (json.loads, ast.literal_eval):
-            with contextlib.suppress(ValueError, SyntaxError):
-                return parse(text)
-    return text.split(",")
+    return value is None or value == [] or label_sets.name_of(value) in ("", "-1")
 
 
 def encode(config: config_dict.ConfigDict, tokenizer: Tokenizer, examples: Examples) -> EncodedRows:

@@ -255,12 +255,28 @@ def test_a_folder_without_text_is_refused(tmp_path):
         ("a.txt", "one two".encode("utf-32"), "is UTF-32: .*iconv -f utf-32"),
         ("a.txt", "one two".encode("utf-16-le"), "is not text in UTF-8"),
         ("a.jsonl", '{"text": "one"}'.encode("utf-16"), "is UTF-16"),
+        ("a.txt", gzip.compress(b"one two"), r"is gzip, not text: .*\.gz"),
+        ("a.txt", b"%PDF-1.7", "is PDF, not text: extract"),
+        ("a.txt", b"PK\x03\x04", "is zip, not text: unpack"),
     ],
 )
 def test_what_is_no_text_in_utf8_is_refused(tmp_path, name, content, message):
     (tmp_path / name).write_bytes(content)
     with pytest.raises(UserError, match=message):
         read(tmp_path / name)
+
+
+def test_articles_of_wikiextractor_are_documents(tmp_path):
+    article = '<doc id="{}" url="https://x?curid=1" title="A > B">\n{}\n\nOne. {}\n\n</doc>\n'
+    (tmp_path / "wiki_00.txt").write_text(
+        article.format(1, "A", "two") + article.format(2, "B", "")
+    )
+    (tmp_path / "wiki_01.txt").write_text(article.format(3, "C", "three"))
+    documents, _, notes = read(tmp_path)
+    assert [[line for line in d if line] for d in documents] == [
+        ["A", "One. two"], ["B", "One."], ["C", "One. three"]
+    ]  # fmt: skip
+    assert sum("WikiExtractor" in note for note in notes) == 1
 
 
 def test_what_a_folder_leaves_out_is_said(tmp_path):

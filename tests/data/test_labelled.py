@@ -267,6 +267,68 @@ def test_a_line_without_its_label_is_named(tmp_path):
     assert sentences[0].labels is None
 
 
+def test_a_first_line_that_names_its_columns_is_no_word(tmp_path):
+    found, notes = read_sentences(file(tmp_path, "a.tsv", "Word\tTag\nJim\tB-PER\n"), "0", "-1")
+    assert [s.words for s in found] == [("Jim",)] and "1 header line left out" in notes[0] + notes[
+        1
+    ]
+    found, _ = read_sentences(file(tmp_path, "b.tsv", "word\tO\nJim\tB-PER\n"), "0", "-1")
+    assert found[0].words == ("word", "Jim")
+
+
+def test_the_numbers_of_conllu_are_no_words(tmp_path):
+    line = "1\tJim\tJim\tPROPN\tNNP\t_\t0\troot\t_\tSpaceAfter=No\n"
+    path = file(tmp_path, "a.conllu", f"# sent_id = 1\n{line}\n")
+    text = message(read_sentences, path, "0", "-1")
+    assert "text_column=1" in text and "label_column=3" in text
+    (found,), _ = read_sentences(path, "1", "3")
+    assert found.words == ("Jim",) and found.labels == ("PROPN",)
+
+
+def test_words_and_labels_that_are_none(tmp_path):
+    path = file(tmp_path, "a.jsonl", '{"words": ["Jim", null], "labels": ["O", "O"]}\n')
+    assert "line 1: word 2 is null" in message(read_sentences, path, "words", "labels")
+    path = file(tmp_path, "b.jsonl", '{"words": ["Jim", "is"], "labels": ["O", ""]}\n')
+    assert "line 1: word 2 has an empty label" in message(read_sentences, path, "words", "labels")
+
+
+@pytest.mark.parametrize("name", ["a.jsonl", "a.json"])
+def test_half_a_surrogate_pair_is_named(tmp_path, name):
+    good = '{"text": "good \\ud83d\\ude00", "label": "x"}'
+    table = read_table(file(tmp_path, name, good))
+    assert table.rows[0][0] == "good \U0001f600"
+    text = message(read_table, file(tmp_path, name, good.replace("\\ude00", " film")))
+    assert "\\ud83d" in text and name in text
+    paragraph = '{"context": "a \\ud83d", "qas": [{"id": "1", "question": "q"}]}'
+    squad = f'{{"data": [{{"paragraphs": [{paragraph}]}}]}}'
+    assert "\\ud83d" in message(read_questions, file(tmp_path, "q.json", squad))
+
+
+@pytest.mark.parametrize("flag, answerable", [("false", True), ("true", False), (0, True)])
+def test_truth_values_of_squad_that_are_texts(tmp_path, flag, answerable):
+    qa = {"id": "1", "question": "q", "is_impossible": flag,
+          "answers": [{"text": "fox", "answer_start": 2}]}  # fmt: skip
+    row = {"context": "a fox"} | qa
+    content = {"data": [{"paragraphs": [{"context": "a fox", "qas": [qa]}]}]}
+    for path in (
+        file(tmp_path, "a.json", json.dumps(content)), file(tmp_path, "a.jsonl", json.dumps(row)),
+    ):  # fmt: skip
+        (question,), _ = read_questions(path)
+        assert question.impossible != answerable
+        assert question.answers == ((("fox", 2),) if answerable else ())
+    path = file(tmp_path, "b.json", json.dumps(content).replace(json.dumps(flag), '"perhaps"'))
+    assert "perhaps" in message(read_questions, path)
+
+
+def test_empty_answers_are_none_and_answers_must_be_lists(tmp_path):
+    row = {"question": "q", "context": "a fox", "answers": {"text": [""], "answer_start": [-1]}}
+    (question,), notes = read_questions(file(tmp_path, "a.jsonl", json.dumps(row)))
+    assert question.answers == () and question.labelled and "1 of them without" in notes[0]
+    row["answers"] = {"text": "fox"}
+    path = file(tmp_path, "b.jsonl", json.dumps(row))
+    assert "line 1" in message(read_questions, path)
+
+
 def test_jsonl_sentences(tmp_path):
     path = file(tmp_path, "a.jsonl", '{"words": ["a", "b"], "labels": ["O", "X"]}\n')
     (sentence,), _ = read_sentences(path, "words", "labels")

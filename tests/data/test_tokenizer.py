@@ -437,6 +437,27 @@ TEXT = (
 )
 
 
+def test_line_ends_of_two_kinds_and_blanks_around_tokens(tmp_path):
+    path = tmp_path / "vocab.txt"
+    path.write_bytes(b"[UNK]\nhello\r\nworld\r\n")
+    assert Tokenizer.load(path).vocab == ["[UNK]", "hello", "world"]
+    path.write_bytes(b"[UNK]\nhello \nworld\n")
+    with pytest.warns(UserWarning, match="1 tokens .* begin or end with a blank.*line 2, 'hello '"):
+        Tokenizer.load(path)
+    path.write_text("version https://git-lfs.github.com/spec/v1\noid sha256:1\nsize 2\n")
+    with pytest.raises(UserError, match="pointer of Git LFS"):
+        Tokenizer.load(path)
+
+
+def test_ids_that_are_no_tokens_are_refused(tmp_path):
+    path = tmp_path / "vocab.txt"
+    path.write_text("[UNK]\nhello\n")
+    tokenizer = Tokenizer.load(path)
+    for wrong in (-1, 2, -100):
+        with pytest.raises(UserError, match=f"the id {wrong} is not among the 2"):
+            tokenizer.decode([1, wrong])
+
+
 def test_training_gives_special_tokens_first_and_covers_its_text():
     rng = random.Random(0)
     words = ["".join(rng.choices("abcdefgh", k=5)) for _ in range(300)] * 2

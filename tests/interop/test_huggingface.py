@@ -332,6 +332,42 @@ def test_a_vocabulary_of_another_length_is_refused(pretrained) -> None:
         read(str(pretrained))
 
 
+def pad_rows(folder, rows: int) -> None:
+    """Rows of ones below the embedding and the MLM bias, as a resized model has."""
+    arrays = load_file(folder / WEIGHTS)
+    for name, array in arrays.items():
+        if name.endswith(("word_embeddings.weight", "predictions.bias")):
+            more = np.ones((rows - len(array), *array.shape[1:]), array.dtype)
+            arrays[name] = np.concatenate([array, more])
+    save_file(arrays, folder / WEIGHTS)
+    path = folder / "config.json"
+    write_json(path, {**json.loads(path.read_text()), "vocab_size": rows})
+
+
+@pytest.mark.parametrize("rows", [64, 40])
+def test_a_padded_embedding_is_cut_to_its_tokens(pretrained, rows) -> None:
+    """To a multiple of 64: of 8, a vocabulary that has lost a line would look the same."""
+    before = read(str(pretrained))
+    pad_rows(pretrained, rows)
+    if rows == 40:
+        with pytest.raises(UserError, match="has 32 tokens but the embedding has 40 rows"):
+            read(str(pretrained))
+        return
+    after = read(str(pretrained))
+    assert after.config == before.config and same_trees(after.params, before.params)
+    assert any("its last 32 rows" in note for note in after.notes)
+
+
+def test_vocabularies_that_contradict_each_other_are_refused(pretrained) -> None:
+    lines = (pretrained / "vocab.txt").read_text(encoding="utf-8").split("\n")
+    lines[7], lines[8] = lines[8], lines[7]
+    (pretrained / "vocab.txt").write_text("\n".join(lines), encoding="utf-8")
+    with pytest.raises(
+        UserError, match=r"token 7 is '.*' in vocab\.txt and '.*' in tokenizer\.json"
+    ):
+        read(str(pretrained))
+
+
 def test_no_weights_no_config_no_folder(tmp_path, pretrained) -> None:
     (tmp_path / "empty").mkdir()
     with pytest.raises(UserError, match="empty holds no weights"):

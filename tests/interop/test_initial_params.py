@@ -62,7 +62,7 @@ def test_a_task_head_is_new_and_unused_heads_are_left_over() -> None:
 
 def test_a_head_of_another_size() -> None:
     model = published(("classifier",))  # 3 classes
-    with pytest.raises(UserError, match=r"'classifier' 3 outputs .* 5 in .*config\.new_head=True"):
+    with pytest.raises(UserError, match=r"'classifier' has 3 .* 5 in .*config\.new_head=True"):
         initial_params(model, classification(5))
     params, coverage = initial_params(model, classification(5), new_head=True)
     assert coverage.new == ("classifier/dense/kernel", "classifier/dense/bias")

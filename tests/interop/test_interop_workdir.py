@@ -23,13 +23,52 @@ def test_every_head_to_a_workdir_and_back(tmp_path, heads) -> None:
     workdirs.write(str(tmp_path / "run"), model)
     for given in ("run", "run/checkpoints", "run/checkpoints/0"):
         again = read_checkpoint(str(tmp_path / given))
-        assert again.settings and again.heads == heads
+        assert again.heads == heads and not again.settings  # of no training of ours
         assert same_trees(again.params, model.params)
         assert again.config == model.config and again.labels == model.labels
         assert again.tokenizer.vocab == model.tokenizer.vocab
         assert again.tokenizer.settings == model.tokenizer.settings
     write_huggingface(tmp_path / "out", again)
     assert same_trees(read_checkpoint(str(tmp_path / "out")).params, model.params)
+
+
+def test_what_a_run_says_of_its_training_goes_along(tmp_path) -> None:
+    model = published(("classifier",))
+    workdirs.write(str(tmp_path / "one"), model)
+    path = tmp_path / "one" / "config.json"
+    content = json.loads(path.read_text())
+    content["config"]["data"] |= {"seq_length": 9, "long_text": "tail"}
+    content["artifacts"] = {"labels": list(model.labels), "vocab": model.tokenizer.fingerprint}
+    path.write_text(json.dumps(content))
+    run = read_checkpoint(str(tmp_path / "one"))
+    assert run.settings["data"]["long_text"] == "tail"
+    workdirs.write(str(tmp_path / "two"), run)
+    again = read_checkpoint(str(tmp_path / "two"))
+    assert again.settings == run.settings and again.settings["data"]["seq_length"] == 9
+
+
+def test_a_model_shorter_than_the_default_config(tmp_path) -> None:
+    model = published(("classifier",))
+    assert model.config["max_position_embeddings"] < 128
+    workdirs.write(str(tmp_path / "run"), model)
+    config = json.loads((tmp_path / "run" / "config.json").read_text())["config"]
+    assert config["data"]["seq_length"] == model.config["max_position_embeddings"]
+
+
+def test_another_vocabulary_than_that_of_the_training_is_refused(tmp_path) -> None:
+    model = published(("classifier",))
+    workdirs.write(str(tmp_path / "run"), model)
+    path = tmp_path / "run" / "config.json"
+    content = json.loads(path.read_text())
+    content["artifacts"] |= {"vocab": model.tokenizer.fingerprint}
+    path.write_text(json.dumps(content))
+    read_checkpoint(str(tmp_path / "run"))
+    vocab = tmp_path / "run" / "vocab.txt"
+    lines = vocab.read_text().split("\n")
+    lines[7], lines[8] = lines[8], lines[7]
+    vocab.write_text("\n".join(lines))
+    with pytest.raises(UserError, match=r"vocabulary in .*run is not the one .*restore vocab\.txt"):
+        read_checkpoint(str(tmp_path / "run"))
 
 
 def test_a_tilde_is_the_home(tmp_path, monkeypatch) -> None:

@@ -192,7 +192,8 @@ def test_paths_that_are_no_checkpoint(folder, monkeypatch, path, message) -> Non
         ({"do_basic_tokenize": False}, "do_basic_tokenize=false"),
         ({"tokenizer_class": "RobertaTokenizer"}, "is a RobertaTokenizer"),
         ({"mask_token": "<mask>"}, "mask_token is '<mask>'"),
-        ({"max_chars_per_word": "x"}, "damaged"),
+        ({"max_chars_per_word": "x"}, "max_chars_per_word must be .* not 'x'"),
+        ({"max_chars_per_word": "100"}, "max_chars_per_word must be .* not '100'"),
     ],
 )
 def test_tokenizer_settings_that_cannot_be_followed(folder, values, message) -> None:

@@ -248,6 +248,8 @@ def test_class_weights_count_in_an_evaluation_without_the_training_data(tmp_path
         (["red,blue", "", "red"], {"red", "blue"}),
         (['["red", null]', '["\\ud83d\\ude00"]', "[]"], {"red", "\U0001f600"}),
         (["[red", "blue]", "red"], {"[red", "blue]", "red"}),
+        (["('red', 'blue')", "{'red'}", "()"], {"red", "blue"}),
+        (["(red)", "blue", ""], {"(red)", "blue"}),
     ],
 )
 def test_lists_of_labels_in_cells(tmp_path, cells, names):
@@ -269,6 +271,62 @@ def test_labels_that_are_no_names_are_refused(tmp_path):
     assert "line 1: '[1, 0, 1]' marks labels by place" in text
     lists = write_rows(tmp_path, "lists.jsonl", [{"text": "a film", "label": ["x"]}] * 2)
     assert "multi_label" in message("classify", tmp_path, data__train=lists, **common)
+
+
+@pytest.mark.parametrize("cell", ["['x' 'y']", "[0 1 0]", "[x, y]", "{'x': 1}", '{"x": 1}'])
+def test_cells_that_are_no_list_of_labels_are_refused(tmp_path, cell):
+    path = write(tmp_path, "odd.tsv", f"a film\tz\nbad\t{cell}\n")
+    text = message("classify", tmp_path, data__train=path, data__problem_type="multi_label",
+                   data__header="no", **COLUMNS)  # fmt: skip
+    assert "line 2" in text and cell in text and "['a', 'b']" in text
+    rows = [{"text": "a film", "label": ["z"]}, {"text": "bad", "label": {"x": 1, "y": 0}}]
+    path = write_rows(tmp_path, "odd.jsonl", rows)
+    text = message("classify", tmp_path, data__train=path, data__problem_type="multi_label",
+                   data__text_column="text", data__label_column="label")  # fmt: skip
+    assert "line 2" in text and "'x': 1" in text
+
+
+def test_marks_with_commas_are_no_names_and_other_separators_are_said(tmp_path, capsys):
+    path = write(tmp_path, "marks.tsv", "a film\t0,1,0\nbad\t1,0,0\n")
+    text = message("classify", tmp_path, data__train=path, data__problem_type="multi_label",
+                   data__header="no", **COLUMNS)  # fmt: skip
+    assert "marks labels by place" in text and "label_column=A,B" in text
+    rows = "a film\tx;y\nbad\tx\n"
+    task_of(tmp_path, rows, rows, data__problem_type="multi_label")
+    assert "'x;y' is one label" in capsys.readouterr().err
+
+
+def test_a_column_of_zeros_and_ones_for_each_label(tmp_path):
+    content = "id,text,toxic,rude\n1,a film,1,0\n2,bad,1,1\n3,fine,0,0\n"
+    common = {"data__text_column": "text", "data__problem_type": "multi_label"}
+    path = write(tmp_path, "marks.csv", content)
+    task = make("classify", tmp_path, data__train=path, data__validation=path,
+                data__label_column="toxic,rude", **common)  # fmt: skip
+    assert task.labels == ("rude", "toxic")
+    assert task._targets["train"].tolist() == [[0, 1], [1, 1], [0, 0]]
+    path = write(tmp_path, "odd.csv", content.replace("2,bad,1", "2,bad,2"))
+    text = message("classify", tmp_path, data__train=path, data__label_column="toxic,rude",
+                   **common)  # fmt: skip
+    assert "line 3: '2' in column 'toxic'" in text
+    path = write(tmp_path, "marks.csv", content)
+    text = message("classify", tmp_path, data__train=path, data__label_column="toxic,mean",
+                   **common)  # fmt: skip
+    assert "no column 'mean'" in text and "rude" in text
+
+
+def test_numbers_and_missing_values_of_json_as_labels(tmp_path, capsys):
+    common = {"data__text_column": "text", "data__label_column": "label"}
+    rows = [
+        {"text": "a film", "label": 1},
+        {"text": "bad", "label": 0.0},
+        {"text": "x", "label": "-"},
+    ]
+    path = write_rows(tmp_path, "numbers.jsonl", rows)
+    task = make("classify", tmp_path, data__train=path, **common)
+    assert task.labels == ("-", "0", "1")
+    assert "1 rows have the label '-'" in capsys.readouterr().err
+    path = write(tmp_path, "nan.jsonl", '{"text": "a", "label": 1}\n{"text": "b", "label": NaN}\n')
+    assert "line 2: no label" in message("classify", tmp_path, data__train=path, **common)
 
 
 @pytest.mark.parametrize("label", ["-1", ""])
