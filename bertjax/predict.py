@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import argparse
 import json
+import pathlib
 import sys
 import time
 from collections.abc import Iterator, Sequence
 from typing import Any
 
 from bertjax import cli
-from bertjax.data.labelled import lines_of
+from bertjax.data.labelled import JSON, lines_of
 from bertjax.errors import UserError
 
 USAGE = """
@@ -41,6 +42,7 @@ COMMANDS = {
 CHECKPOINT = "a workdir or one step, a Hugging Face folder or hub name, a Google TF1 checkpoint"
 # A cosine matrix on the terminal has at most this many rows.
 MATRIX_ROWS = 12
+_TABLES = (".csv", ".tsv", ".parquet", *JSON)
 SHOWN_CHARACTERS = 60
 
 
@@ -128,6 +130,12 @@ def read_texts(texts: Sequence[str], file: str | None) -> list[str]:
     if texts:
         return list(texts)
     name = "-" if file is None else file
+    if pathlib.PurePath(name).suffix.lower() in _TABLES:
+        raise UserError(
+            f"--file={name} is a table by its name, and a text a line is needed: give its texts "
+            "alone (or score all of it: python -m bertjax.main --mode=evaluate "
+            "--config.data.test=FILE)"
+        )
     if file is None and (sys.stdin is None or sys.stdin.isatty()):
         raise UserError("no text: give it as an argument, by --file or on standard input.")
     lines = lines_of(cli.read_text("--file", name))

@@ -112,7 +112,11 @@ def prepare(command: configs.CommandLine, workdir: str) -> Run:
         config = with_sizes(config, sizes, command.explicit)
         if tokenizer is not None:
             _check_casing(config, tokenizer, command.explicit)
+            if "data.vocab" in command.explicit:
+                corpus.check_vocabulary(config, config.init_from, tokenizer.vocab)
     config = configs.resolve(config)
+    if config.task == "pretrain" and corpus.is_prepared(config.data.source):
+        corpus.check_asked(config, command.explicit)
     mesh = _mesh(config, train=True)
     lock = workdirs.on_first_process(lambda: workdirs.lock(workdir))
     workdirs.on_first_process(lambda: prepare_data(config, workdir, tokenizer))

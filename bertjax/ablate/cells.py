@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import fnmatch
+import hashlib
 import json
 import os
 import pathlib
@@ -66,16 +67,28 @@ def read_config(folder: str) -> Values:
 def write(workdir: str, cell: Cell, **how: Any) -> None:
     """Write a cell's file: its config, and of `how` it stands what is given."""
     folder = path_of(workdir, cell.name)
-    before = read(folder) or {}
+    before = read(folder) or {"data": data_digests(cell.config)}
     folder.mkdir(parents=True, exist_ok=True)
     workdirs.write_json(str(folder), FILE, before | {"config": cell.config} | how)
+
+
+def data_digests(config: Values) -> dict[str, str]:
+    """A digest of each local file of labelled data that a config names, by its key."""
+    keys = ("data.train", "data.validation", "data.test")
+    paths = {key: pathlib.Path(str(config.get(key, ""))) for key in keys}
+    return {key: _file_digest(path) for key, path in paths.items() if path.is_file()}
+
+
+def _file_digest(path: pathlib.Path) -> str:
+    return hashlib.sha256(path.read_bytes()).hexdigest()[:16]
 
 
 def check_unchanged(workdir: str, cells: list[Cell]) -> list[str]:
     """Names of cells in the folder that are not in `cells`.
 
     Raises:
-        UserError: a cell of the same name was begun with another config; names the differences.
+        UserError: a cell of the same name was begun with another config, whose differences are
+            named, or with other data in a file.
     """
     for cell in cells:
         before = read(path_of(workdir, cell.name))
@@ -88,6 +101,15 @@ def check_unchanged(workdir: str, cells: list[Cell]) -> list[str]:
             and before["config"][key] != value
             and not any(fnmatch.fnmatch(key, pattern) for pattern in MAY_CHANGE)
         }
+        now = data_digests(cell.config)
+        changed = [
+            k for k, digest in before.get("data", {}).items() if now.get(k, digest) != digest
+        ]
+        if changed:
+            raise UserError(
+                f"{cell.config[changed[0]]} (config.{changed[0]}) has changed since the cell "
+                f"{cell.name} in {workdir} began: put it back, or take another --workdir"
+            )
         if differ:
             listed = ", ".join(f"{k}: {a!r} -> {b!r}" for k, (a, b) in differ.items())
             raise UserError(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import pathlib
 import re
 from collections.abc import Callable, Mapping
@@ -17,6 +16,7 @@ from bertjax import config as configs
 from bertjax import start
 from bertjax.ablate import cells, paired
 from bertjax.ablate.paired import Result
+from bertjax.data.labelled import objects, read_text
 from bertjax.errors import UserError
 from bertjax.tasks import results as task_results
 from bertjax.tasks import squad
@@ -74,7 +74,7 @@ def _predictions(folder: pathlib.Path, split: str) -> Predictions:
     path = folder / "predictions" / f"{split}.jsonl"
     if not re.fullmatch(r"\w+", split) or not path.exists():
         raise UserError(f"--compare: no file {path}: the run has no predictions of split {split}")
-    return [json.loads(line) for line in path.read_text(encoding="utf-8").split("\n") if line]
+    return [row for _, row in objects(str(path), read_text(str(path)))]
 
 
 def _f1(matrix: np.ndarray) -> float:

@@ -127,7 +127,7 @@ def _ratio(a: float, b: float) -> float:
 def pair_figures(corpus: Index, seq_length: int, sample: int = 2000) -> tuple[float | None, float]:
     """Expected share of random pairs, and of padding in unpacked rows, at a length.
 
-    Both come from the examples that training would draw, a sample of the first epoch's.
+    Both come from the examples that training would draw, a sample of the first epochs'.
 
     Returns:
         (share of pairs whose B comes from another document, None where no pairs can be made;
@@ -137,8 +137,10 @@ def pair_figures(corpus: Index, seq_length: int, sample: int = 2000) -> tuple[fl
         examples, special = Examples(corpus, seq_length, seed=0), 3
     except UserError:  # one document, or none of two sentences
         examples, special = Examples(corpus, seq_length, seed=0, nsp=False), 2
-    chosen = np.linspace(0, examples.per_epoch - 1, min(sample, examples.per_epoch))
-    plans = [examples.plan(0, int(example)) for example in chosen]
+    # An epoch of a small corpus has a handful of examples, whose share says nothing.
+    chosen = np.linspace(0, examples.per_epoch - 1, min(sample, examples.per_epoch)).astype(int)
+    epochs = range(-(-sample // len(chosen)) if len(chosen) < sample else 1)
+    plans = [examples.plan(epoch, int(example)) for epoch in epochs for example in chosen]
     used = sum(plan.tokens + special for plan in plans)
     padding = 1.0 - used / (len(plans) * seq_length)
     if not examples.nsp:
@@ -188,7 +190,9 @@ def warnings(report: Mapping[str, Any]) -> list[str]:
     if random_share is not None and abs(random_share - 0.5) > 0.1:
         found.append(
             f"{100 * random_share:.0f} % of the next-sentence pairs would be random instead of "
-            "50 %: documents are too short to give true pairs (see --layout)"
+            "50 %"
+            + ": documents are too short to give true pairs (see --layout)"
+            * (random_share > 0.5)
         )
     if report["documents"] == 1:
         found.append(

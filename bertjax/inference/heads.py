@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 import re
 import warnings
 from collections.abc import Callable, Iterator, Sequence
@@ -15,6 +16,7 @@ import numpy as np
 
 from bertjax.api import Bert
 from bertjax.data.normalization import CJK
+from bertjax.errors import UserError
 from bertjax.inference.batching import Limits, Progress, Row, by_text, no_progress, run
 from bertjax.inference.language import check_texts, encode, inputs_of
 from bertjax.tasks.classify import label_probabilities, predicted
@@ -212,6 +214,8 @@ def answer(
     trained = settings["data"] if settings.get("task") == "answer" else {}
     if unanswerable is None:
         unanswerable = bool(settings.get("artifacts", {}).get("unanswerable", False))
+    if null_threshold is not None and math.isnan(null_threshold):
+        raise UserError("null_threshold is nan; give a number.")
     if null_threshold is not None and not unanswerable:
         warn(f"null_threshold={null_threshold} does nothing where there must be an answer")
     if null_threshold is None:

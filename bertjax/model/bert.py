@@ -235,6 +235,17 @@ class EncoderLayer(nn.Module):
         return x, (x if self.want_hidden else None, probabilities)
 
 
+def _check_range(name: str, ids: jax.Array | None, size: int) -> None:
+    """ValueError for an id outside of 0..size-1, where the values are known."""
+    if ids is None or isinstance(ids, jax.core.Tracer) or not ids.size:
+        return
+    least, most = int(ids.min()), int(ids.max())
+    if least < 0 or most >= size:
+        raise ValueError(
+            f"{name} has {least if least < 0 else most}, which is not in 0..{size - 1}"
+        )
+
+
 class BertModel(nn.Module):
     """Embeddings, encoder and pooler.
 
@@ -249,7 +260,8 @@ class BertModel(nn.Module):
             from the einsum path.
 
     Raises:
-        ValueError: S is larger than max_position_embeddings.
+        ValueError: S is larger than max_position_embeddings; or, outside of `jax.jit`, which sees
+            no values, an id is not in the range of its table: XLA would take another row.
     """
 
     config: BertConfig
@@ -274,6 +286,9 @@ class BertModel(nn.Module):
                 f"the input has {input_ids.shape[-1]} tokens a row but the model has only "
                 f"max_position_embeddings={c.max_position_embeddings}"
             )
+        _check_range("input_ids", input_ids, c.vocab_size)
+        _check_range("token_type_ids", token_type_ids, c.type_vocab_size)
+        _check_range("position_ids", position_ids, c.max_position_embeddings)
         if token_type_ids is None:
             token_type_ids = jnp.zeros_like(input_ids)
         if attention_mask is None:

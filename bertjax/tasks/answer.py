@@ -9,6 +9,7 @@ row; padding gets no probability. Answers are cut from the original text by char
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -263,6 +264,10 @@ class Answer(FineTune):
         more = ((0, 0), (0, self.config.data.seq_length - start.shape[1]))
         pad = lambda x: jnp.pad(x, more, constant_values=PADDED_LOGIT)  # noqa: E731
         return {"start": pad(start), "end": pad(end)}
+
+    def held_out_digest(self, split: str) -> str:
+        gold = repr([(q.id, q.answers) for q in self._splits[split].questions])
+        return hashlib.sha256((super().held_out_digest(split) + gold).encode()).hexdigest()[:16]
 
     def artifacts(self) -> dict[str, Any]:
         return super().artifacts() | {"unanswerable": self.unanswerable}

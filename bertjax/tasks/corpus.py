@@ -9,7 +9,7 @@ import re
 from etils import epath
 from ml_collections import config_dict
 
-from bertjax.config import stderr
+from bertjax.config import get, stderr
 from bertjax.data import builder
 from bertjax.data.corpus import exists, open_source, path_of
 from bertjax.data.display import display
@@ -74,6 +74,39 @@ def prepare_data(config: config_dict.ConfigDict, workdir: str, tokenizer: Tokeni
             )
         target.rmtree()
     request.write_text(json.dumps(wanted))
+
+
+def check_vocabulary(config: config_dict.ConfigDict, source: str, tokens: list[str]) -> None:
+    """UserError unless data.vocab names the vocabulary that `source` has."""
+    vocab = config.data.vocab
+    if vocab.startswith("train:") or Tokenizer.load(vocab).vocab != tokens:
+        raise UserError(
+            f"config.data.vocab={vocab} was asked for, but {source} has a vocabulary of its own: "
+            "leave it out"
+        )
+
+
+def check_asked(config: config_dict.ConfigDict, explicit: frozenset[str]) -> None:
+    """UserError where the command line asks for what a prepared corpus has decided otherwise."""
+    folder = path_of(config.data.source)
+    if "data.vocab" in explicit:
+        check_vocabulary(config, config.data.source, Tokenizer.load(folder).vocab)
+    report = builder.read_report(folder)
+    decided = {
+        "data.lower_case": report["vocab"]["do_lower_case"], "data.language": report["language"]
+    }  # fmt: skip
+    for key, has in decided.items():
+        if key in explicit and get(config, key) != has:
+            raise UserError(
+                f"config.{key}={get(config, key)} was asked for, but {config.data.source} "
+                f"was prepared with {has}: leave it out, or prepare the text anew"
+            )
+    if "data.held_out" in explicit:
+        raise UserError(
+            f"config.data.held_out={config.data.held_out} was asked for, but {config.data.source} "
+            "is prepared and has its held-out documents: leave it out, or prepare the text anew "
+            "(bertjax.prepare --held_out=SHARE)"
+        )
 
 
 def _has_checkpoints(workdir: str) -> bool:

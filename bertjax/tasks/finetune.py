@@ -23,6 +23,7 @@ from bertjax.errors import UserError
 from bertjax.tasks.sources import split_sources
 from bertjax.tasks.task import Batch, Rows, Task, bert_step_flops, steps_of
 from bertjax.train.loss import IGNORED
+from bertjax.train.workdir import write_text
 
 PREDICTIONS = "predictions"  # in a workdir
 
@@ -259,9 +260,14 @@ class FineTune(Task):
         train = self._rows.get("train")
         return {
             "data": train.fingerprint() if train else None,
+            "held_out": {split: self.held_out_digest(split) for split in self.eval_splits},
             "vocab": self.tokenizer.fingerprint,
             "best_metric": list(self.best_metric),
         }
+
+    def held_out_digest(self, split: str) -> str:
+        """A digest of the rows of a split and of what they are scored against."""
+        return self._rows[split].fingerprint()
 
     def save_assets(self, workdir: str) -> None:
         self.tokenizer.save(workdir)
@@ -269,15 +275,14 @@ class FineTune(Task):
     def finish(self, workdir: str, params: Any, results: Mapping[str, Mapping[str, float]]) -> str:
         """Write predictions/SPLIT.jsonl and what else the task has to say of each split."""
         folder = epath.Path(workdir) / PREDICTIONS
-        folder.mkdir(parents=True, exist_ok=True)
         texts = []
         for split in self.eval_splits:
             outputs = self._outputs_of(split, params)
             lines = (json.dumps(p, ensure_ascii=False) for p in self.predictions(split, outputs))
-            (folder / f"{split}.jsonl").write_text("".join(f"{line}\n" for line in lines))
             text, files = self.report(split, outputs, results.get(split, {}))
+            files = {f"{split}.jsonl": "".join(f"{line}\n" for line in lines), **files}
             for name, content in files.items():
-                (folder / name).write_text(content)
+                write_text(str(folder), name, content)
             texts.append(text)
         texts.append(f"predictions of {', '.join(self.eval_splits)}: {folder}")
         return "\n\n".join(texts) if self.eval_splits else ""

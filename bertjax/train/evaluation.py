@@ -19,7 +19,7 @@ from bertjax.tasks.task import Batch, Rows, Task
 from bertjax.train import checkpoint
 from bertjax.train.progress import Progress, figures_text
 from bertjax.train.step import abstract_params, make_eval_step
-from bertjax.train.workdir import on_first_process
+from bertjax.train.workdir import on_first_process, read_config
 
 Results = dict[str, dict[str, float]]  # split -> name -> figure
 
@@ -127,9 +127,21 @@ def evaluate(
     for split in task.eval_splits:
         results[split] = evaluator.run(params, split)
         progress.say(f"{split}: {figures_text(results[split])}")
-    summary = finish(task, workdir, params, results)
+    summary = finish(task, _place(task, workdir, manifest.step), params, results)
     progress.say(summary)
     return flat(results)
+
+
+def _place(task: Task, workdir: str, step: int) -> str:
+    """Where the predictions of an evaluation go: those in the workdir stay what the figures of its
+    finished run were made of, so other steps and other data have a folder of their own."""
+    best = checkpoint.find(workdir, None, task.best_metric).rpartition("/")[2]
+    saved = (read_config(workdir) or ({}, {}))[1].get("held_out", {})
+    now = task.artifacts().get("held_out", {})
+    same = all(saved.get(split, digest) == digest for split, digest in now.items())
+    if str(step) == best and same and now.keys() >= saved.keys():
+        return workdir
+    return f"{workdir}/evaluate-step-{step}"
 
 
 def finish(task: Task, workdir: str, params: Any, results: Results) -> str:

@@ -346,7 +346,16 @@ class _Run:
         self.progress.doing("finishing")
         self._save(step, state, wait=True)
         self.checkpoints.close()
+        for split, figures in self.results.items():
+            if not np.isfinite(figures.get("loss", 0.0)):
+                raise UserError(
+                    f"the run has diverged: the loss of {split} is {figures['loss']} at step {step}"
+                    f", and {int(state.skipped)} steps were skipped because they were not finite. "
+                    "Begin again in another workdir with a lower learning rate or a longer warm-up"
+                )
         params, best, notes = state.params, self.checkpoints.best_step(), []
+        if skipped := int(state.skipped):
+            notes.append(f"warning: {skipped} of {step} steps were skipped: they were not finite")
         if step < self.steps:
             notes.append(f"stopped early, at step {step}, by train.patience")
         if best not in (None, step):

@@ -21,7 +21,7 @@ from bertjax.errors import UserError
 
 CONFIG = "config.json"
 FINISHED = "finished.json"
-_CORPUS = "artifacts.corpus."  # digests, which tell a person nothing
+_CORPUS, _HELD_OUT = "artifacts.corpus.", "artifacts.held_out."  # digests
 LOCK = ".lock"
 
 # Config keys that may change when a run goes on; every other one would make it another run.
@@ -160,22 +160,34 @@ def check_config(
         refused |= compare_configs({"artifacts": saved[1]}, {"artifacts": artifacts})[0]
 
         def listed(differences: Mapping[str, tuple[Any, Any]]) -> str:
-            parts = [
-                f"{key}: {_short(a)} -> {_short(b)}"
+            parts = {
+                _digest_of(key) or f"{key}: {_short(a)} -> {_short(b)}": None
                 for key, (a, b) in differences.items()
-                if not key.startswith(_CORPUS)
-            ]
-            other = any(key.startswith(_CORPUS) for key in differences)
-            return ", ".join([*parts, *["another prepared corpus"] * other])
+            }
+            return ", ".join(parts)
 
         if refused:
-            held_out = {"data.validation", "data.test"} >= refused.keys()
+            held_out = all(
+                key in ("data.validation", "data.test") or key.startswith(_HELD_OUT)
+                for key in refused
+            )
             raise UserError(
                 f"the run in {workdir} was made with another config ({listed(refused)}): take its "
                 f"values, or another --workdir{', or --mode=evaluate' if held_out else ''}"
             )
         if said:
             say(f"the config has changed since this run began: {listed(said)}")
+
+
+def _digest_of(key: str) -> str:
+    """What a digest is of, which itself tells a person nothing; '' for another key."""
+    if key.startswith(_CORPUS):
+        return "another prepared corpus"
+    if key.startswith(_HELD_OUT):
+        return f"the {key.removeprefix(_HELD_OUT)} data are others"
+    if key == "artifacts.vocab":
+        return "another vocabulary"
+    return "the training data are others" if key == "artifacts.data" else ""
 
 
 def _short(value: Any) -> str:
@@ -192,6 +204,7 @@ def write_text(workdir: str, name: str, text: str) -> None:
     """Write one file of a workdir; a kill leaves the old one or the new one."""
     path = epath.Path(workdir) / name
     try:
+        path.parent.mkdir(parents=True, exist_ok=True)
         replace_text(path, text)
     except OSError as error:
         raise UserError(f"cannot write {path} ({error.strerror or error})") from error

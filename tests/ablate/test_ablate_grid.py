@@ -274,6 +274,20 @@ def test_a_changed_cell_is_refused_and_a_dropped_one_is_named(tmp_path):
         cells.check_unchanged(str(tmp_path), changed)
 
 
+def test_a_cell_whose_data_have_changed_is_refused(tmp_path):
+    for name in ("a.csv", "b.csv"):
+        (tmp_path / name).write_text("text,label\ngood,yes\n")
+    data = f"data.train={tmp_path}/a.csv,data.validation={tmp_path}/b.csv"
+    config = config_of(ablate__variants="L=1", ablate__finetune=f"own: {data}")
+    cell = run.expand(config).tuned[0]
+    cells.write(str(tmp_path), cell)
+    cells.write(str(tmp_path), cell, state="finished")
+    assert cells.check_unchanged(str(tmp_path), [cell]) == []
+    (tmp_path / "b.csv").write_text("text,label\ngood,no\n")
+    with pytest.raises(UserError, match=r"b\.csv \(config\.data\.validation\) has changed since"):
+        cells.check_unchanged(str(tmp_path), [cell])
+
+
 def test_a_cells_config_follows_a_moved_folder(tmp_path):
     config = config_of(
         ablate__variants="L=1", ablate__finetune="own: data.train=a,data.validation=b"

@@ -340,6 +340,14 @@ def test_unknown_tokens_are_counted_and_their_cause_is_named(tmp_path):
     assert read_report(out)["unk_share"] == 0
 
 
+def test_a_handful_of_examples_says_nothing_of_random_pairs(tmp_path, vocab):
+    """An epoch of this corpus has two or three: more of them are drawn."""
+    source = write(tmp_path / "a.txt", text(3, sentences=8))
+    figures = read_report(prepare(source, vocab, tmp_path / "out", held_out=0, seq_length=64))
+    assert figures["nsp_random_share"] == pytest.approx(0.5, abs=0.05)
+    assert not any("next-sentence pairs would be random" in x for x in figures["warnings"])
+
+
 def test_the_expected_share_of_random_pairs(tmp_path, vocab):
     source = write(tmp_path / "a.txt", text(100, sentences=40))
     out = prepare(source, vocab, tmp_path / "out", held_out=0, seq_length=64)

@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import re
 
 import flax.linen as nn
 import jax
@@ -30,6 +31,19 @@ def init(model: nn.Module, *inputs, seed: int = 0, scale: float = 1.0, **kwargs)
         x + scale * 0.1 * jax.random.normal(k, x.shape) for x, k in zip(leaves, keys, strict=True)
     ]
     return {"params": jax.tree.unflatten(tree, noise)}
+
+
+@pytest.mark.parametrize(
+    ("number", "value", "words"),
+    [(0, 100, "input_ids has 100, which is not in 0..99"), (0, -1, "input_ids has -1"),
+     (1, 2, "token_type_ids has 2"), (3, 48, "position_ids has 48")],
+)  # fmt: skip
+def test_ids_beyond_their_table_are_refused_outside_of_jit(number, value, words):
+    inputs = [np.ones((2, 4), np.int32), np.zeros((2, 4), np.int32), np.ones((2, 4), np.int32),
+              np.zeros((2, 4), np.int32)]  # fmt: skip
+    inputs[number][1, 2] = value
+    with pytest.raises(ValueError, match=re.escape(words)):
+        bert.BertModel(SMALL).apply({"params": {}}, *inputs)
 
 
 def run(model: nn.Module, variables, *inputs, **kwargs):

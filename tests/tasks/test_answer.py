@@ -251,6 +251,13 @@ def test_best_threshold_is_the_best_of_all(seed):
 # The task
 
 
+def test_other_answers_to_the_same_questions_are_other_held_out_data(tmp_path):
+    one = content(("1", "the world ?", [BROWN]))
+    two = content(("1", "the world ?", [BROWN, {"text": "hello", "answer_start": 16}]))
+    found = [task_of(tmp_path, one, held).artifacts()["held_out"] for held in (one, two, one)]
+    assert found[0] == found[2] != found[1]
+
+
 def test_versions_with_and_without_unanswerable_questions(tmp_path):
     data = content(("1", "who ?", [BROWN]), ("2", "what ?", []))
     task = task_of(tmp_path, data, data)

@@ -323,7 +323,7 @@ def test_numbers_and_missing_values_of_json_as_labels(tmp_path, capsys):
     ]
     path = write_rows(tmp_path, "numbers.jsonl", rows)
     task = make("classify", tmp_path, data__train=path, **common)
-    assert task.labels == ("-", "0", "1")
+    assert task.labels == ("0", "1", "-")
     assert "1 rows have the label '-'" in capsys.readouterr().err
     path = write(tmp_path, "nan.jsonl", '{"text": "a", "label": 1}\n{"text": "b", "label": NaN}\n')
     assert "line 2: no label" in message("classify", tmp_path, data__train=path, **common)
@@ -334,6 +334,14 @@ def test_hidden_labels_of_a_test_file(tmp_path, label):
     test = write(tmp_path, "test.tsv", f"a film\t{label}\nbad\t{label}\n")
     task = task_of(tmp_path, films(), data__test=test)
     assert task.score("test", {"loss": 0.0}, {"logits": np.zeros((2, 2))}) == {"examples": 2.0}
+
+
+def test_held_out_data_that_change_are_other_artifacts(tmp_path):
+    before = task_of(tmp_path, films(), films()).artifacts()["held_out"]
+    assert set(before) == {"validation"}
+    assert task_of(tmp_path, films(), films()).artifacts()["held_out"] == before
+    other = films().replace("pos", "x").replace("neg", "pos").replace("x", "neg")
+    assert task_of(tmp_path, films(), other).artifacts()["held_out"] != before
 
 
 def test_a_label_known_is_no_header(tmp_path):

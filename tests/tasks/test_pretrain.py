@@ -14,6 +14,7 @@ from bertjax import config as configs
 from bertjax.data import builder
 from bertjax.errors import UserError
 from bertjax.parallel.mesh import make_mesh, to_global
+from bertjax.tasks import corpus as corpora
 from bertjax.tasks import make_task, prepare_data, pretrain
 from bertjax.tasks.task import Rows
 from bertjax.train.evaluation import Evaluator
@@ -67,6 +68,29 @@ def means(task, params, batch, train):
         return task.losses(params, task.inputs(batch, train=train), dropout_key=None)
 
     return {k: float(s / w) for k, (s, w) in jax.jit(run)(params, batch).items()}
+
+
+@pytest.mark.parametrize(
+    ("values", "words"),
+    [
+        ({"data.vocab": "train:300"}, "config.data.vocab=train:300 .* has a vocabulary of its own"),
+        ({"data.vocab": "VOCAB"}, "has a vocabulary of its own"),
+        ({"data.lower_case": False}, "lower_case=False .* was prepared with True"),
+        ({"data.language": "zh"}, "language=zh .* was prepared with en"),
+        ({"data.held_out": 0.3}, "held_out=0.3 .* has its held-out documents"),
+    ],
+)
+def test_what_a_prepared_corpus_has_decided_cannot_be_asked_for_otherwise(
+    corpus, tmp_path, values, words
+):
+    other = tmp_path / "vocab.txt"
+    other.write_text("[PAD]\n[UNK]\n[CLS]\n[SEP]\n[MASK]\na\n")
+    values = {key: str(other) if value == "VOCAB" else value for key, value in values.items()}
+    with pytest.raises(UserError, match=words):
+        corpora.check_asked(config_of(corpus, **values), frozenset(values))
+    corpora.check_asked(config_of(corpus, **values), frozenset())  # a config file's are defaults
+    same = {"data.vocab": f"{corpus}/vocab.txt", "data.lower_case": True, "data.language": "en"}
+    corpora.check_asked(config_of(corpus, **same), frozenset(same))
 
 
 def test_a_fresh_model_knows_nothing(corpus):

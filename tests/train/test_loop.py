@@ -340,6 +340,64 @@ def test_evaluate_takes_the_best_checkpoint(straight):
     assert last == straight[2]
 
 
+def test_held_out_data_of_a_finished_run_that_change_are_refused(tmp_path):
+    class Known(TinyTask):
+        digest = "1"
+
+        def artifacts(self):
+            return {"held_out": {"validation": self.digest}}
+
+    task = Known(tiny_config(train__steps=2, train__eval_every=0))
+    run(tmp_path, task)
+    assert "is finished" in run(tmp_path, Known(task.config))[1]
+    changed = Known(task.config)
+    changed.digest = "2"
+    with pytest.raises(UserError, match=r"the validation data are others.*or --mode=evaluate"):
+        run(tmp_path, changed)
+    places: list[str] = []
+    for known in (Known(task.config), changed):
+        known.finish = lambda workdir, params, results: places.append(workdir) or ""
+        evaluate(task.config, known, str(tmp_path), mesh=mesh(), stream=io.StringIO())
+    assert places == [str(tmp_path), f"{tmp_path}/evaluate-step-2"]
+
+
+def test_another_step_than_the_best_leaves_its_predictions_alone(straight):
+    workdir, task, _, _ = straight
+    places: list[str] = []
+    task = TinyTask(task.config)
+    task.finish = lambda workdir, params, results: places.append(workdir) or ""
+    (best,) = {
+        m["step"]
+        for m in metrics(workdir)
+        if m["split"] == "validation"
+        and m["accuracy"]
+        == max(x["accuracy"] for x in metrics(workdir) if x["split"] == "validation")
+    } - {20}
+    for step in (best, 20):
+        evaluate(task.config, task, str(workdir), mesh=mesh(), step=step, stream=io.StringIO())
+    assert places == [str(workdir), f"{workdir}/evaluate-step-20"]
+
+
+def test_a_run_that_diverges_does_not_finish(tmp_path):
+    class Diverged(TinyTask):
+        def metrics(self, split, means, outputs):
+            return super().metrics(split, means, outputs) | {"loss": float("nan")}
+
+    task = Diverged(tiny_config(train__steps=3, train__eval_every=0))
+    task.bad_steps = (2, 3)
+    with pytest.raises(
+        UserError, match=r"diverged: the loss of validation is nan at step 3, and 2 "
+    ):
+        run(tmp_path, task)
+    assert not (tmp_path / "finished.json").exists()
+
+
+def test_skipped_steps_are_said_at_the_end(tmp_path):
+    task = TinyTask(tiny_config(train__steps=3, train__eval_every=0))
+    task.bad_steps = (2,)
+    assert "warning: 1 of 3 steps were skipped" in run(tmp_path, task)[1].splitlines()[-1]
+
+
 def test_warnings_of_figures_are_said_with_their_split(straight):
     class Constant(TinyTask):
         def metrics(self, split, means, outputs):
