@@ -33,6 +33,7 @@ from bertjax.fields import (  # noqa: F401 - those who have the config have its 
     SIZES,
     SMOKE,
     Field,
+    flat,
 )
 from bertjax.model.config import BertConfig
 from bertjax.train import profile
@@ -60,17 +61,6 @@ def get(config: config_dict.ConfigDict, key: str) -> Any:
     for name in key.split("."):
         config = config[name]
     return config
-
-
-def flat(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Nested dicts as dotted keys."""
-    result: dict[str, Any] = {}
-    for key, value in config.items():
-        if isinstance(value, Mapping):
-            result |= flat(value, f"{prefix}{key}.")
-        else:
-            result[prefix + key] = value
-    return result
 
 
 def update(config: config_dict.ConfigDict, values: Mapping[str, Any]) -> config_dict.ConfigDict:

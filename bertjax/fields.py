@@ -201,3 +201,14 @@ FINETUNE: Mapping[str, Any] = {
     "train.epochs": 3.0, "train.log_every": 50, "checkpoint.every": 0, "checkpoint.keep": 1,
 }  # fmt: skip
 MODES = ("train", "evaluate", "summary")
+
+
+def flat(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Nested dicts as dotted keys."""
+    result: dict[str, Any] = {}
+    for key, value in config.items():
+        if isinstance(value, Mapping):
+            result |= flat(value, f"{prefix}{key}.")
+        else:
+            result[prefix + key] = value
+    return result

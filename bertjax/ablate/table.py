@@ -18,6 +18,7 @@ from bertjax import config as configs
 from bertjax.ablate import budget, cells
 from bertjax.ablate.budget import Cost
 from bertjax.ablate.grid import SHORT, Cell
+from bertjax.files import replace_text
 from bertjax.train import workdir as workdirs
 from bertjax.train.progress import duration
 
@@ -234,7 +235,7 @@ def write(workdir: str, made: Table) -> None:
     """Write ablation.json, ablation.csv and ablation.md."""
     workdirs.write_json(workdir, f"{NAME}.json", document(made))
     for ending, text in (("csv", csv_text(made)), ("md", markdown(made))):
-        workdirs.replace_text(epath.Path(workdir) / f"{NAME}.{ending}", text)
+        replace_text(epath.Path(workdir) / f"{NAME}.{ending}", text)
 
 
 def csv_text(made: Table) -> str:

@@ -20,10 +20,10 @@ from ml_collections import config_dict
 from bertjax.data.buckets import LengthBuckets
 from bertjax.data.tokenizer import Tokenizer
 from bertjax.errors import UserError
+from bertjax.files import write_text
 from bertjax.tasks.sources import split_sources
 from bertjax.tasks.task import Batch, Rows, Task, bert_step_flops, steps_of
 from bertjax.train.loss import IGNORED
-from bertjax.train.workdir import write_text
 
 PREDICTIONS = "predictions"  # in a workdir
 

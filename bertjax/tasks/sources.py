@@ -30,7 +30,8 @@ def split_sources(config: config_dict.ConfigDict) -> dict[str, str]:
     for split in ("validation", "test"):
         for part in re.split(r",(?=\w+=)", config.data[split]):
             name, equals, source = part.partition("=")
-            named = bool(equals and re.fullmatch(r"\w+", name))
+            # A folder's name may hold the mark, too.
+            named = bool(equals and re.fullmatch(r"\w+", name)) and not epath.Path(part).exists()
             key = f"{split}_{name}" if named else split
             if key in sources:
                 raise UserError(

@@ -27,6 +27,7 @@ from jax.experimental import multihost_utils
 from jax.sharding import Mesh
 
 from bertjax.errors import UserError
+from bertjax.files import write_text
 from bertjax.parallel import mesh as meshes
 from bertjax.parallel.rate import matmul_flops_per_second
 from bertjax.tasks.task import Batch, Rows, Task
@@ -391,7 +392,7 @@ class _Run:
 
 def _write_end(workdir: str, readme: str, end: dict[str, Any]) -> None:
     if readme:
-        folder.write_text(workdir, "README.md", readme)
+        write_text(workdir, "README.md", readme)
     folder.write_json(workdir, folder.FINISHED, end)
 
 

@@ -11,7 +11,7 @@ from typing import Any
 from etils import epath
 
 from bertjax.errors import UserError
-from bertjax.train.workdir import replace_text
+from bertjax.files import replace_text
 
 NAME = "manifest.json"
 # Orbax rewrites this file during the commit. It holds times and versions, nothing that is read

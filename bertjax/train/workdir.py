@@ -16,8 +16,9 @@ import numpy as np
 from etils import epath
 from jax.experimental import multihost_utils
 
-from bertjax import config as configs
 from bertjax.errors import UserError
+from bertjax.fields import flat
+from bertjax.files import write_text
 
 CONFIG = "config.json"
 FINISHED = "finished.json"
@@ -121,7 +122,7 @@ def compare_configs(
     change while a run goes on. Keys that only one of them has are of another version: no
     difference.
     """
-    before, after = configs.flat(saved), configs.flat(json.loads(json.dumps(new)))
+    before, after = flat(saved), flat(json.loads(json.dumps(new)))
     refused: dict[str, tuple[Any, Any]] = {}
     said: dict[str, tuple[Any, Any]] = {}
     for key in before.keys() & after.keys():
@@ -196,32 +197,8 @@ def _short(value: Any) -> str:
 
 
 def write_json(workdir: str, name: str, content: Any) -> None:
-    """Write one JSON file of a workdir; see `write_text`."""
+    """Write one JSON file of a workdir; see `files.write_text`."""
     write_text(workdir, name, json.dumps(content, indent=2) + "\n")
-
-
-def write_text(workdir: str, name: str, text: str) -> None:
-    """Write one file of a workdir; a kill leaves the old one or the new one."""
-    path = epath.Path(workdir) / name
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        replace_text(path, text)
-    except OSError as error:
-        raise UserError(f"cannot write {path} ({error.strerror or error})") from error
-
-
-def replace_text(path: epath.Path, text: str) -> None:
-    """Write a UTF-8 file in one step: whoever reads it, even after a crash, has all of it or the
-    one before."""
-    if "://" in os.fspath(path):  # an object store replaces objects in one step
-        path.write_text(text)
-        return
-    temporary = f"{os.fspath(path)}.tmp"
-    with open(temporary, "wb") as file:
-        file.write(text.encode())
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(temporary, path)
 
 
 def read_finished(workdir: str) -> dict[str, Any] | None:

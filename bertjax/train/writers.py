@@ -16,7 +16,7 @@ from tensorboardX.proto.event_pb2 import Event, SessionLog
 from tensorboardX.summary import scalar
 
 from bertjax.errors import UserError
-from bertjax.train.workdir import replace_text
+from bertjax.files import replace_text
 
 METRICS = "metrics.jsonl"
 
