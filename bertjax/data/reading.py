@@ -312,7 +312,11 @@ def check_text(value: Any, field: str, where: str) -> Any:
         isinstance(value, list) and all(isinstance(part, str) for part in value)
     ):
         return value
-    raise UserError(f"field {field!r} of {where} is {type(value).__name__}, not text")
+    what = type(value).__name__
+    if isinstance(value, list):
+        odd = next(part for part in value if not isinstance(part, str))
+        what = f"a list with {odd!r:.40} in it"
+    raise UserError(f"field {field!r} of {where} is {what}, not text or a list of texts")
 
 
 def missing_field(field: str, fields: Iterable[str], where: str) -> UserError:

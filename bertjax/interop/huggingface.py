@@ -218,6 +218,20 @@ def _labels(raw: Mapping[str, Any], params: Mapping[str, Any], where: str) -> li
     return labels
 
 
+def _contradictions(raw: Mapping[str, Any], labels: Sequence[str] | None, where: str) -> list[str]:
+    """A remark where label2id gives the names of id2label to other classes."""
+    numbers = raw.get("label2id")
+    if labels is None or not isinstance(numbers, dict) or set(numbers) != set(labels):
+        return []
+    wrong = [name for i, name in enumerate(labels) if str(numbers[name]) != str(i)]
+    if not wrong:
+        return []
+    return [
+        f"{where}: label2id contradicts id2label ('{wrong[0]}' is {numbers[wrong[0]]} and "
+        f"{labels.index(wrong[0])}): id2label is followed, as in transformers"
+    ]
+
+
 def _problem_type(raw: Mapping[str, Any], labels: Sequence[str] | None, where: str) -> str:
     """Our name of what the classifier says; transformers' rule where config.json is silent."""
     name = raw.get("problem_type")
@@ -266,7 +280,7 @@ def read(path: str) -> Published:
         labels=None if labels is None else tuple(labels),
         problem_type=_problem_type(raw, labels, where),
         coverage=coverage,
-        notes=(*notes, *remarks),
+        notes=(*notes, *remarks, *_contradictions(raw, labels, where)),
     )
 
 

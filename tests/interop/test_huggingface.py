@@ -358,6 +358,15 @@ def test_a_padded_embedding_is_cut_to_its_tokens(pretrained, rows) -> None:
     assert any("its last 32 rows" in note for note in after.notes)
 
 
+def test_labels_that_contradict_each_other_are_said(tmp_path) -> None:
+    write_huggingface(tmp_path / "m", published(("classifier",)))
+    names = read(str(tmp_path / "m")).labels
+    assert not any("label2id" in note for note in read(str(tmp_path / "m")).notes)
+    edit_config(tmp_path / "m", label2id={name: len(names) - 1 - i for i, name in enumerate(names)})
+    found = read(str(tmp_path / "m"))
+    assert found.labels == names and "label2id contradicts id2label" in found.notes[-1]
+
+
 def test_vocabularies_that_contradict_each_other_are_refused(pretrained) -> None:
     lines = (pretrained / "vocab.txt").read_text(encoding="utf-8").split("\n")
     lines[7], lines[8] = lines[8], lines[7]
