@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import pathlib
@@ -43,6 +44,11 @@ def parser() -> cli.ArgumentParser:
         "of their pieces",
     )
     result.add_argument(
+        "--encoder_only",
+        action="store_true",
+        help="leave the heads out: for sentence vectors, or as the start of another task",
+    )
+    result.add_argument(
         "--strict", action="store_true", help="refuse a checkpoint of which anything is left over"
     )
     result.add_argument("--json", action="store_true", help="print one JSON object")
@@ -79,6 +85,11 @@ def main(arguments: Sequence[str]) -> int:
         raise UserError(f"{args.source} is not whole or has more than is read (see the line above)")
     if args.extend_vocab:
         published = interop.extend_vocabulary(published, args.extend_vocab)
+    if args.encoder_only:
+        published = dataclasses.replace(
+            published, params={"bert": published.params["bert"]}, labels=None,
+            problem_type="single_label", settings={},
+        )  # fmt: skip
     for note in published.notes:
         say(f"note: {note}")
     if args.format == "orbax":
@@ -86,7 +97,8 @@ def main(arguments: Sequence[str]) -> int:
         wrote = "workdir"
     else:
         wrote = interop.write_huggingface(args.to, published)
-        _tell_of_the_run(args.source, args.to)
+        if not args.encoder_only:  # it speaks of the head
+            _tell_of_the_run(args.source, args.to)
     summary = {
         "from": args.source,
         "to": args.to,

@@ -250,6 +250,16 @@ def test_convert_in_a_circle(models, tmp_path, capsys) -> None:
     assert summary["wrote"] == "BertForPreTraining" and summary["heads"] == ["mlm", "nsp"]
 
 
+@pytest.mark.parametrize("form", ["huggingface", "orbax"])
+def test_convert_without_the_heads(models, tmp_path, form) -> None:
+    source = interop.read_checkpoint(f"{models}/classifier")
+    convert.main([f"--from={models}/classifier", f"--to={tmp_path}/encoder", "--encoder_only",
+                  f"--format={form}"])  # fmt: skip
+    found = interop.read_checkpoint(f"{tmp_path}/encoder")
+    assert found.heads == () and found.labels is None
+    assert same_trees(found.params, {"bert": source.params["bert"]})
+
+
 def test_convert_extends_a_vocabulary(models, tmp_path, capsys) -> None:
     (tmp_path / "words").write_text("foxing\n")
     convert.main(
