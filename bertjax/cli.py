@@ -8,6 +8,7 @@ import os
 import pathlib
 import signal
 import sys
+import threading
 from collections.abc import Callable, Sequence
 from typing import NoReturn
 
@@ -120,9 +121,12 @@ def run(main: Callable[[Sequence[str]], int | None], argv: Sequence[str] | None 
         # The reader of a pipe (head, less) has left. Nothing more can be said to it.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         code = 141
-    except SystemExit:  # a stopped run is saved: a second signal must not break into the exit
-        for number in (signal.SIGINT, signal.SIGTERM):
-            signal.signal(number, signal.SIG_IGN)
+    except SystemExit as stopped:
+        main_thread = threading.current_thread() is threading.main_thread()
+        if stopped.code in (130, 143) and main_thread:
+            # The run is saved: a second signal must not break into the exit.
+            for number in (signal.SIGINT, signal.SIGTERM):
+                signal.signal(number, signal.SIG_IGN)
         raise
     except KeyboardInterrupt:
         code = 130

@@ -78,6 +78,8 @@ def _typed(key: str, value: Any) -> Any:
     """The value, where a field takes it: a whole number where a float is due becomes one."""
     check_key(key)
     kind = type(BY_KEY[key].default)
+    if hasattr(value, "item") and not getattr(value, "shape", True):  # a scalar of NumPy
+        value = value.item()
     if isinstance(value, kind) and isinstance(value, bool) == (kind is bool):
         return value
     if not isinstance(value, bool):
@@ -371,7 +373,7 @@ def _check_ranges(config: config_dict.ConfigDict) -> None:
     for key in ("optimizer.epsilon", "model.layer_norm_eps", "model.initializer_range"):
         require(get(config, key) > 0, key, "must be above 0")
     require(0 < config.optimizer.layer_decay <= 1, "optimizer.layer_decay", "must lie in (0, 1]")
-    code = re.fullmatch(r"[a-z]{2,3}(-[A-Za-z]+)?", config.data.language)
+    code = re.fullmatch(r"[a-z]{2,3}([-_][A-Za-z0-9]+)*", config.data.language or "en")
     require(code is not None, "data.language", "is no language code such as en, de or zh")
     require(config.data.seq_length >= 8, "data.seq_length", "must be at least 8")
     last = config.seed + config.train.seeds - 1  # numpy's generators take no negative seed

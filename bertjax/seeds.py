@@ -11,6 +11,7 @@ from ml_collections import config_dict
 
 from bertjax import start
 from bertjax.config import CommandLine
+from bertjax.errors import UserError
 from bertjax.train import loop
 from bertjax.train import workdir as workdirs
 
@@ -21,23 +22,41 @@ def train(command: CommandLine, workdir: str) -> None:
     """Train config.train.seeds runs in WORKDIR/seed-N, one after the other, and sum up.
 
     The same command goes on where it was stopped: finished runs are not repeated.
+
+    Raises:
+        UserError: as `loop.train`; that of a seed which diverged comes after the others.
     """
     first = command.config.seed
     seeds = range(first, first + command.config.train.seeds)
-    figures = []
+    figures, diverged = [], []
     for seed in seeds:
         config = config_dict.ConfigDict(command.config.to_dict())
         config.seed, config.train.seeds = seed, 1
         folder = f"{workdir}/seed-{seed}"
         run = start.prepare(dataclasses.replace(command, config=config), folder)
-        figures.append(
-            loop.train(run.config, run.task, folder, mesh=run.mesh, load_initial=run.load_initial)
-        )
+        try:
+            figures.append(
+                loop.train(
+                    run.config, run.task, folder, mesh=run.mesh, load_initial=run.load_initial
+                )
+            )
+        except loop.Diverged as error:
+            diverged.append(seed)
+            last = error
+    if not figures:
+        raise last
     table = summary(figures)
-    content = {"seeds": list(seeds), "figures": figures, "summary": table}
+    trained = [seed for seed in seeds if seed not in diverged]
+    content = {"seeds": trained, "figures": figures, "summary": table}
     workdirs.on_first_process(lambda: workdirs.write_json(workdir, SUMMARY, content))
     if jax.process_index() == 0:
-        print(summary_text(table, len(seeds)))
+        print(summary_text(table, len(trained)))
+    if diverged:
+        listed = ", ".join(map(str, diverged))
+        raise UserError(
+            f"{len(diverged)} of {len(seeds)} seeds diverged ({listed}) and are not in the table: "
+            f"{last}"
+        )
 
 
 def summary(figures: Sequence[dict[str, float]]) -> dict[str, dict[str, float]]:

@@ -112,10 +112,12 @@ def prepare(command: configs.CommandLine, workdir: str) -> Run:
         config = with_sizes(config, sizes, command.explicit)
         if tokenizer is not None:
             _check_casing(config, tokenizer, command.explicit)
-            if "data.vocab" in command.explicit:
+            if "data.vocab" in command.explicit and resumed is None:
                 corpus.check_vocabulary(config, config.init_from, tokenizer.vocab)
     config = configs.resolve(config)
-    if config.task == "pretrain" and corpus.is_prepared(config.data.source):
+    # What a run has begun with, the same command goes on with.
+    begun = checkpoint.committed_steps(checkpoint.root(workdir) / checkpoint.FOLDER)
+    if config.task == "pretrain" and not begun and corpus.is_prepared(config.data.source):
         corpus.check_asked(config, command.explicit)
     mesh = _mesh(config, train=True)
     lock = workdirs.on_first_process(lambda: workdirs.lock(workdir))

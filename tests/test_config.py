@@ -108,7 +108,9 @@ def test_numbers_of_a_config_file_take_the_type_of_their_field(tmp_path):
         "import numpy as np\nfrom bertjax import config as configs\n"
         "def get_config(argument=''):\n    c = configs.default_config()\n"
         "    c.optimizer.weight_decay = 0\n"
-        "    return configs.update(c, {'train.steps': np.int64(7), 'model.hidden_dropout': 0})\n"
+        "    c.data.language = 'pt_BR'\n"
+        "    return configs.update(c, {'train.steps': np.int64(7), 'data.nsp': np.bool_(False),\n"
+        "                              'model.hidden_dropout': 0})\n"
     )
     config = configs.resolve(load(f"--config={path}").config)
     values = [config.train.steps, config.model.hidden_dropout, config.optimizer.weight_decay]
@@ -147,6 +149,7 @@ def test_numbers_of_a_config_file_take_the_type_of_their_field(tmp_path):
         (["--config.seed=2147483647", "--config.train.seeds=2"], ["seed=2147483647", "seeds"]),
         (["--config.loss.mlm=0", "--config.loss.nsp=0"], ["loss.mlm=0.0", "nothing"]),
         (["--config.loss.mlm=0", "--config.data.nsp=False"], ["loss.mlm=0.0", "data.nsp=False"]),
+        (["--config.data.language=English"], ["data.language=English", "zh"]),
         (["--workdir", "--mode=train"], ["--workdir has no value", "--workdir=VALUE"]),
         (["--config.data.train", "--mode=train"], ["--config.data.train has no value"]),
         (["--mode=dance"], ["--mode=dance", "summary"]),

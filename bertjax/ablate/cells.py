@@ -67,9 +67,16 @@ def read_config(folder: str) -> Values:
 def write(workdir: str, cell: Cell, **how: Any) -> None:
     """Write a cell's file: its config, and of `how` it stands what is given."""
     folder = path_of(workdir, cell.name)
-    before = read(folder) or {"data": data_digests(cell.config)}
+    before = read(folder) or {}
+    if not _begun(folder):
+        before["data"] = data_digests(cell.config)
     folder.mkdir(parents=True, exist_ok=True)
     workdirs.write_json(str(folder), FILE, before | {"config": cell.config} | how)
+
+
+def _begun(folder: pathlib.Path) -> bool:
+    """Whether something in a cell's folder was learnt from its data."""
+    return (folder / workdirs.FINISHED).exists() or any((folder / "checkpoints").glob("*"))
 
 
 def data_digests(config: Values) -> dict[str, str]:
@@ -105,7 +112,7 @@ def check_unchanged(workdir: str, cells: list[Cell]) -> list[str]:
         changed = [
             k for k, digest in before.get("data", {}).items() if now.get(k, digest) != digest
         ]
-        if changed:
+        if changed and _begun(path_of(workdir, cell.name)):
             raise UserError(
                 f"{cell.config[changed[0]]} (config.{changed[0]}) has changed since the cell "
                 f"{cell.name} in {workdir} began: put it back, or take another --workdir"

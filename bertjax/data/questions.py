@@ -92,10 +92,12 @@ def _answers(found: Iterable[dict[str, Any]]) -> tuple[tuple[str, int], ...]:
 
 def _flag(value: Any) -> bool:
     """A truth value, also as the text or number that some programs write."""
-    known = {"true": True, "1": True, "false": False, "0": False, "none": False}
-    if str(value).lower() not in known:
-        raise TypeError(f"is_impossible {value!r:.40} is neither true nor false")
-    return known[str(value).lower()]
+    text = str(value).lower()
+    if text in ("true", "1", "1.0"):
+        return True
+    if text in ("false", "0", "0.0", "", "none", "nan"):
+        return False
+    raise ValueError(f"is_impossible {value!r:.40} is neither true nor false")
 
 
 def _text(value: Any) -> str:
@@ -130,13 +132,16 @@ def _question_of_row(row: dict[str, Any], place: str, number: int) -> Question:
             pairs = _answers({"text": text, "answer_start": start} for text, start in answers)
         else:
             pairs = _answers(found or ())
-        impossible = _flag(row.get("is_impossible"))
     except (KeyError, TypeError, ValueError, OverflowError) as error:
         raise UserError(
             f"{place}: answers {found!r:.60}; {{text: [...], answer_start: [...]}} are "
             f"needed ({type(error).__name__} {error})"
         ) from None
     question, context = row["question"], row["context"]
+    try:
+        impossible = _flag(row.get("is_impossible"))
+    except ValueError as error:
+        raise UserError(f"{place}: {error}") from None
     labelled = found is not None or impossible
     answers = () if impossible else pairs
     return Question(str(row.get("id", number)), question, context, answers, labelled, impossible)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import pathlib
 import re
@@ -15,7 +16,13 @@ from safetensors.numpy import save_file
 
 from bertjax.errors import UserError
 from bertjax.interop.names import HUGGINGFACE, export_tensor, get, tensors_of
-from bertjax.interop.published import Published, assemble, check_config, check_new_folder
+from bertjax.interop.published import (
+    Published,
+    assemble,
+    check_config,
+    check_new_folder,
+    checksum,
+)
 from bertjax.interop.vocabulary import (
     ADDED_FILE,
     load_tokenizer,
@@ -272,6 +279,7 @@ def read(path: str) -> Published:
     labels = _labels(raw, params, where)
     tokenizer, remarks = load_tokenizer(folder, config["vocab_size"])
     config, params = without_padding(config, params, tokenizer)
+    coverage = dataclasses.replace(coverage, checksum=checksum(params))
     return Published(
         source=path,
         config=config,

@@ -33,9 +33,8 @@ _TOKENIZERS = {
 }  # fmt: skip
 # A share of tokens with capitals above this tells of a vocabulary for text with capitals.
 _CASED = 0.01
-# Embeddings are padded to multiples of 64 or 128. A multiple of 8 alone would be too weak a sign:
-# the 21,128 tokens of bert-base-chinese are one, and a vocabulary may have lost a line.
-_PADDED_TO = 64
+# Numbers of tokens of Google's uncased, cased, Chinese and multilingual vocabularies.
+_PUBLISHED = (30522, 28996, 21128, 119547, 105879)
 
 
 def load_tokenizer(
@@ -61,7 +60,7 @@ def load_tokenizer(
     except (AttributeError, IndexError, KeyError, MemoryError, TypeError, ValueError) as error:
         raise UserError(f"the tokenizer in {folder} is damaged ({error!r}); restore it.") from error
     left = vocab_size - tokenizer.vocab_size
-    if 0 < left < 2 * _PADDED_TO and vocab_size % _PADDED_TO == 0:
+    if _is_padding(folder, tokenizer.vocab_size, vocab_size):
         remarks.append(
             f"the embedding of {folder} is padded: its last {left} rows, which no token has, are "
             "left out"
@@ -81,6 +80,16 @@ def load_tokenizer(
             f"capitals: should do_lower_case in {CONFIG_FILE} be false?"
         )
     return tokenizer, tuple(remarks)
+
+
+def _is_padding(folder: pathlib.Path, tokens: int, rows: int) -> bool:
+    """Whether the embedding has rows without a token because it was padded to 64 or 128.
+
+    A vocabulary that has lost a line would look the same, with all ids after it wrong: it counts as
+    whole if it is as long as a published one, or if tokenizer.json, too, is there and agrees.
+    """
+    padded_to = any(rows % multiple == 0 and 0 < rows - tokens < multiple for multiple in (64, 128))
+    return padded_to and (tokens in _PUBLISHED or (folder / JSON_FILE).exists())
 
 
 def _check_settings(folder: pathlib.Path) -> dict[str, Any]:

@@ -77,9 +77,9 @@ def prepare_data(config: config_dict.ConfigDict, workdir: str, tokenizer: Tokeni
 
 
 def check_vocabulary(config: config_dict.ConfigDict, source: str, tokens: list[str]) -> None:
-    """UserError unless data.vocab names the vocabulary that `source` has."""
+    """UserError unless data.vocab is empty or names the vocabulary that `source` has."""
     vocab = config.data.vocab
-    if vocab.startswith("train:") or Tokenizer.load(vocab).vocab != tokens:
+    if vocab and (vocab.startswith("train:") or Tokenizer.load(vocab).vocab != tokens):
         raise UserError(
             f"config.data.vocab={vocab} was asked for, but {source} has a vocabulary of its own: "
             "leave it out"

@@ -12,16 +12,22 @@ from typing import Any
 from bertjax.data.tables import Table
 from bertjax.errors import UserError
 
+# Of a column, or of a list that marks labels by place.
 _MARKS = {"0": False, "1": True, "0.0": False, "1.0": True, "false": False, "true": True}
 # A NumPy array of strings as text has blanks between them, and Python would join the strings.
 _JOINED = re.compile(r"""(['"])\s+(['"])""")
 
 
 def name_of(value: Any) -> str:
-    """The name of a label: 1.0, which JSON makes of 1 beside a missing one, is '1'."""
-    if isinstance(value, float) and value.is_integer():
-        value = int(value)
+    """The name of a label."""
     return str(value).strip()
+
+
+def unified(names: Sequence[str]) -> list[str]:
+    """The names; where '1' and '1.0' both occur, which programs write of one number, '1'."""
+    known = set(names)
+    whole = {x: x.partition(".")[0] for x in known if re.fullmatch(r"-?\d+\.0+", x)}
+    return [whole[x] if whole.get(x) in known else x for x in names]
 
 
 def column_names(spec: str, table: Table) -> list[str]:
@@ -81,13 +87,15 @@ def _parts(value: Any, where: str) -> Sequence[Any]:
     if isinstance(value, list):
         return value
     text = name_of(value)
+    if text == "set()":  # how Python writes the empty one
+        return []
     if not isinstance(value, dict) and text[:1] + text[-1:] not in ("[]", "()", "{}"):
         return text.split(",")
     found = None if isinstance(value, dict) or _JOINED.search(text) else _literal(text)
     if isinstance(found, list | tuple | set):
         return sorted(found, key=str) if isinstance(found, set) else found
-    if text.startswith("("):
-        return text.split(",")
+    if text.startswith("(") and "," not in text:
+        return [text]
     raise UserError(
         f"{where}: {text:.60} is no list of labels: write ['a', 'b'], or a, b, the names of those "
         "that hold"

@@ -85,7 +85,8 @@ def _longest_run(a: Sequence[str], b: Sequence[str]) -> int:
 
 def kind_of(language: str) -> str:
     """Whose rule scores answers in a language, a key of `SCORES`: CMRC 2018's for Chinese."""
-    return "cmrc" if language.lower().startswith("zh") else "squad"
+    first = re.split("[-_]", language.lower())[0]
+    return "cmrc" if first in ("zh", "zho", "chi", "cmn") else "squad"
 
 
 SCORES: Mapping[str, tuple[Score, Score]] = {

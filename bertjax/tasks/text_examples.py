@@ -114,16 +114,20 @@ def _targets(
     data = config.data
     several = data.problem_type == MULTI and label_sets.column_names(data.label_column, table)
     if several and any(table.find(name) is not None for name in several):
+        cells = [table.column(name, "data.label_column") for name in several]
+        if split.startswith("test") and all(_hidden(cell) for column in cells for cell in column):
+            return _none_shown(table)
         return label_sets.of_columns(table, several, "data.label_column")
     if table.find(data.label_column) is None and split.startswith("test"):
         table.notes.append(f"{table.source} has no labels: it gets predictions, not scores")
         return None
-    values = table.column(data.label_column, "data.label_column")
-    if split.startswith("test") and all(map(_hidden, values)):
-        table.notes.append(f"the labels of {table.source} are hidden: it gets predictions only")
-        return None
     # JSON's NaN is a missing value.
-    values = [None if isinstance(x, float) and x != x else x for x in values]
+    values = [
+        None if isinstance(x, float) and x != x else x
+        for x in table.column(data.label_column, "data.label_column")
+    ]
+    if split.startswith("test") and all(map(_hidden, values)):
+        return _none_shown(table)
     if data.problem_type == SINGLE:  # without a label at all; of several labels none may hold
         values = [
             None if value is None or not label_sets.name_of(value) else value for value in values
@@ -142,13 +146,17 @@ def _targets(
                 f"{table.source}, {place}: {value!r:.40} is no single label: set config.data."
                 "problem_type=multi_label for lists of labels, or give one"
             )
-    names = [label_sets.name_of(value) for value in values]
+    names = label_sets.unified([label_sets.name_of(value) for value in values])
     if unsettled := names.count("-"):
         table.notes.append(
             f"warning: {table.source}: {unsettled} rows have the label '-', which SNLI and "
             "MultiNLI give where annotators disagree: remove them, or it is a class"
         )
     return [glue.label_name(spec, name) for name in names] if spec else names
+
+
+def _none_shown(table: Table) -> None:
+    table.notes.append(f"the labels of {table.source} are hidden: it gets predictions only")
 
 
 def _hidden(value: Any) -> bool:

@@ -136,10 +136,12 @@ def _place(task: Task, workdir: str, step: int) -> str:
     """Where the predictions of an evaluation go: those in the workdir stay what the figures of its
     finished run were made of, so other steps and other data have a folder of their own."""
     best = checkpoint.find(workdir, None, task.best_metric).rpartition("/")[2]
-    saved = (read_config(workdir) or ({}, {}))[1].get("held_out", {})
-    now = task.artifacts().get("held_out", {})
-    same = all(saved.get(split, digest) == digest for split, digest in now.items())
-    if str(step) == best and same and now.keys() >= saved.keys():
+    config, artifacts = read_config(workdir) or ({}, {})
+    saved, now = artifacts.get("held_out"), task.artifacts().get("held_out", {})
+    if saved is None:  # by an earlier version
+        saved, now = ({k: c.get("data", {}).get(k, "") for k in ("validation", "test")}
+                      for c in (config, task.config.to_dict()))  # fmt: skip
+    if str(step) == best and saved == now:
         return workdir
     return f"{workdir}/evaluate-step-{step}"
 

@@ -119,6 +119,10 @@ def _still_stopped(finished: Mapping[str, Any], train: Any) -> bool:
     return train.patience * train.eval_every <= before["patience"] * before["eval_every"]
 
 
+class Diverged(UserError):
+    """The run has come to its end, and its loss is not finite."""
+
+
 class _Run:
     """One run while it lasts."""
 
@@ -349,10 +353,11 @@ class _Run:
         self.checkpoints.close()
         for split, figures in self.results.items():
             if not np.isfinite(figures.get("loss", 0.0)):
-                raise UserError(
+                raise Diverged(
                     f"the run has diverged: the loss of {split} is {figures['loss']} at step {step}"
                     f", and {int(state.skipped)} steps were skipped because they were not finite. "
                     "Begin again in another workdir with a lower learning rate or a longer warm-up"
+                    f"{self._best_so_far()}"
                 )
         params, best, notes = state.params, self.checkpoints.best_step(), []
         if skipped := int(state.skipped):
@@ -379,6 +384,10 @@ class _Run:
         )
         self.progress.say(end["summary"])
         return flat(self.results)
+
+    def _best_so_far(self) -> str:
+        best = self.checkpoints.best_step()
+        return "" if best is None else f" (the best checkpoint, of step {best}, is kept)"
 
     def _best(self, step: int) -> Any:
         """The parameters of the best checkpoint, after `results` has been made theirs."""

@@ -281,6 +281,10 @@ def test_a_cell_whose_data_have_changed_is_refused(tmp_path):
     config = config_of(ablate__variants="L=1", ablate__finetune=f"own: {data}")
     cell = run.expand(config).tuned[0]
     cells.write(str(tmp_path), cell)
+    (tmp_path / "b.csv").write_text("text,label\ngood,perhaps\n")  # nothing was learnt yet
+    assert cells.check_unchanged(str(tmp_path), [cell]) == []
+    cells.write(str(tmp_path), cell, state="running")
+    (cells.path_of(str(tmp_path), cell.name) / "checkpoints" / "1").mkdir(parents=True)
     cells.write(str(tmp_path), cell, state="finished")
     assert cells.check_unchanged(str(tmp_path), [cell]) == []
     (tmp_path / "b.csv").write_text("text,label\ngood,no\n")

@@ -304,7 +304,9 @@ def test_half_a_surrogate_pair_is_named(tmp_path, name):
     assert "\\ud83d" in message(read_questions, file(tmp_path, "q.json", squad))
 
 
-@pytest.mark.parametrize("flag, answerable", [("false", True), ("true", False), (0, True)])
+@pytest.mark.parametrize(
+    "flag, answerable", [("false", True), ("true", False), (0, True), (1.0, False), ("", True)]
+)
 def test_truth_values_of_squad_that_are_texts(tmp_path, flag, answerable):
     qa = {"id": "1", "question": "q", "is_impossible": flag,
           "answers": [{"text": "fox", "answer_start": 2}]}  # fmt: skip
@@ -318,6 +320,8 @@ def test_truth_values_of_squad_that_are_texts(tmp_path, flag, answerable):
         assert question.answers == ((("fox", 2),) if answerable else ())
     path = file(tmp_path, "b.json", json.dumps(content).replace(json.dumps(flag), '"perhaps"'))
     assert "perhaps" in message(read_questions, path)
+    path = file(tmp_path, "b.jsonl", json.dumps(row | {"is_impossible": "perhaps"}))
+    assert "line 1: is_impossible 'perhaps'" in message(read_questions, path)
 
 
 def test_empty_answers_are_none_and_answers_must_be_lists(tmp_path):

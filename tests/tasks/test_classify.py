@@ -249,7 +249,7 @@ def test_class_weights_count_in_an_evaluation_without_the_training_data(tmp_path
         (['["red", null]', '["\\ud83d\\ude00"]', "[]"], {"red", "\U0001f600"}),
         (["[red", "blue]", "red"], {"[red", "blue]", "red"}),
         (["('red', 'blue')", "{'red'}", "()"], {"red", "blue"}),
-        (["(red)", "blue", ""], {"(red)", "blue"}),
+        (["(red)", "blue", "set()"], {"(red)", "blue"}),
     ],
 )
 def test_lists_of_labels_in_cells(tmp_path, cells, names):
@@ -273,7 +273,9 @@ def test_labels_that_are_no_names_are_refused(tmp_path):
     assert "multi_label" in message("classify", tmp_path, data__train=lists, **common)
 
 
-@pytest.mark.parametrize("cell", ["['x' 'y']", "[0 1 0]", "[x, y]", "{'x': 1}", '{"x": 1}'])
+@pytest.mark.parametrize(
+    "cell", ["['x' 'y']", "(x, y)", "[0 1 0]", "[x, y]", "{'x': 1}", '{"x": 1}']
+)
 def test_cells_that_are_no_list_of_labels_are_refused(tmp_path, cell):
     path = write(tmp_path, "odd.tsv", f"a film\tz\nbad\t{cell}\n")
     text = message("classify", tmp_path, data__train=path, data__problem_type="multi_label",
@@ -312,21 +314,30 @@ def test_a_column_of_zeros_and_ones_for_each_label(tmp_path):
     text = message("classify", tmp_path, data__train=path, data__label_column="toxic,mean",
                    **common)  # fmt: skip
     assert "no column 'mean'" in text and "rude" in text
+    hidden = write(tmp_path, "hidden.csv", "id,text,toxic,rude\n1,a film,-1,-1\n")
+    task = make("classify", tmp_path, data__train=path, data__test=hidden,
+                data__label_column="toxic,rude", **common)  # fmt: skip
+    assert task.score("test", {"loss": 0.0}, {"logits": np.zeros((1, 2))}) == {"examples": 1.0}
 
 
 def test_numbers_and_missing_values_of_json_as_labels(tmp_path, capsys):
     common = {"data__text_column": "text", "data__label_column": "label"}
     rows = [
         {"text": "a film", "label": 1},
+        {"text": "fine", "label": 1.0},
         {"text": "bad", "label": 0.0},
         {"text": "x", "label": "-"},
     ]
     path = write_rows(tmp_path, "numbers.jsonl", rows)
     task = make("classify", tmp_path, data__train=path, **common)
-    assert task.labels == ("0", "1", "-")
+    assert task.labels == ("0.0", "1", "-")  # '1.0' is '1' where both occur
     assert "1 rows have the label '-'" in capsys.readouterr().err
     path = write(tmp_path, "nan.jsonl", '{"text": "a", "label": 1}\n{"text": "b", "label": NaN}\n')
     assert "line 2: no label" in message("classify", tmp_path, data__train=path, **common)
+    test = write(tmp_path, "test.jsonl", '{"text": "a", "label": NaN}\n')
+    path = write_rows(tmp_path, "numbers.jsonl", rows)
+    task = make("classify", tmp_path, data__train=path, data__test=test, **common)
+    assert task.score("test", {"loss": 0.0}, {"logits": np.zeros((1, 3))}) == {"examples": 1.0}
 
 
 @pytest.mark.parametrize("label", ["-1", ""])

@@ -91,6 +91,7 @@ def test_what_a_prepared_corpus_has_decided_cannot_be_asked_for_otherwise(
     corpora.check_asked(config_of(corpus, **values), frozenset())  # a config file's are defaults
     same = {"data.vocab": f"{corpus}/vocab.txt", "data.lower_case": True, "data.language": "en"}
     corpora.check_asked(config_of(corpus, **same), frozenset(same))
+    corpora.check_asked(config_of(corpus, **{"data.vocab": ""}), frozenset(["data.vocab"]))
 
 
 def test_a_fresh_model_knows_nothing(corpus):

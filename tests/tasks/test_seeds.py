@@ -8,7 +8,9 @@ import numpy as np
 import pytest
 
 from bertjax import main, seeds
+from bertjax.errors import UserError
 from bertjax.start import _reinitialised
+from bertjax.train import loop
 
 CONFIG = pathlib.Path(__file__).parents[2] / "configs" / "classify.py"
 
@@ -38,6 +40,35 @@ def test_seeds_without_anything_to_evaluate(tmp_path, capsys):
         assert "2 seeds, and no figures" in capsys.readouterr().out
     content = json.loads((tmp_path / "run/seeds.json").read_text())
     assert content == {"seeds": [0, 1], "figures": [{}, {}], "summary": {}}
+
+
+def test_a_seed_that_diverges_does_not_keep_the_others_from_training(tmp_path, capsys, monkeypatch):
+    (tmp_path / "a.tsv").write_text("text\tlabel\n" + "good\tpos\nbad\tneg\n" * 8)
+    arguments = [
+        f"--config={CONFIG}:smoke", f"--workdir={tmp_path}/run", "--config.train.seeds=3",
+        f"--config.data.train={tmp_path}/a.tsv", f"--config.data.validation={tmp_path}/a.tsv",
+        "--config.data.vocab=train:100", "--config.train.steps=2", "--config.model.num_layers=1",
+        "--config.data.seq_length=16",
+    ]  # fmt: skip
+    train = loop.train
+
+    def one_diverges(config, task, workdir, **options):
+        if config.seed == 1:  # the evaluation of its weights is not finite
+            losses = task.losses
+            task.losses = lambda *args, **kw: {
+                name: (total * np.nan, weight)
+                for name, (total, weight) in losses(*args, **kw).items()
+            }
+        return train(config, task, workdir, **options)
+
+    monkeypatch.setattr(loop, "train", one_diverges)
+    with pytest.raises(
+        UserError, match=r"1 of 3 seeds diverged \(1\).*the loss of validation is nan"
+    ):
+        main.main(arguments)
+    assert "of 2 seeds" in capsys.readouterr().out
+    content = json.loads((tmp_path / "run/seeds.json").read_text())
+    assert content["seeds"] == [0, 2] and len(content["figures"]) == 2
 
 
 def test_top_layers_and_pooler_start_afresh():
