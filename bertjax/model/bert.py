@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from bertjax.model import attention, ops
 from bertjax.model.config import ACTIVATIONS, REMAT_POLICIES, BertConfig
@@ -239,7 +240,10 @@ def _check_range(name: str, ids: jax.Array | None, size: int) -> None:
     """ValueError for an id outside of 0..size-1, where the values are known."""
     if ids is None or isinstance(ids, jax.core.Tracer) or not ids.size:
         return
-    least, most = int(ids.min()), int(ids.max())
+    if isinstance(ids, jax.Array) and not ids.is_fully_addressable:  # parts of other processes
+        return
+    values = np.asarray(ids)  # NumPy: inside of jit even known values become unknown by jnp.min
+    least, most = int(values.min()), int(values.max())
     if least < 0 or most >= size:
         raise ValueError(
             f"{name} has {least if least < 0 else most}, which is not in 0..{size - 1}"

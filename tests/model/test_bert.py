@@ -46,6 +46,12 @@ def test_ids_beyond_their_table_are_refused_outside_of_jit(number, value, words)
         bert.BertModel(SMALL).apply({"params": {}}, *inputs)
 
 
+def test_known_ids_inside_of_jit_are_looked_at_without_a_trace():
+    ids = jnp.zeros((1, 4), jnp.int32)
+    shapes = jax.eval_shape(lambda key: bert.BertModel(SMALL).init(key, ids), jax.random.key(0))
+    assert shapes["params"]
+
+
 def run(model: nn.Module, variables, *inputs, **kwargs):
     """`model.apply`, compiled whole: op by op it would take minutes."""
     return jax.jit(functools.partial(model.apply, **kwargs))(variables, *inputs)
