@@ -28,7 +28,8 @@ def train(command: CommandLine, workdir: str) -> None:
     """
     first = command.config.seed
     seeds = range(first, first + command.config.train.seeds)
-    figures, diverged = [], []
+    figures: list[dict[str, float]] = []
+    diverged: dict[int, loop.Diverged] = {}
     for seed in seeds:
         config = config_dict.ConfigDict(command.config.to_dict())
         config.seed, config.train.seeds = seed, 1
@@ -41,10 +42,9 @@ def train(command: CommandLine, workdir: str) -> None:
                 )
             )
         except loop.Diverged as error:
-            diverged.append(seed)
-            last = error
+            diverged[seed] = error
     if not figures:
-        raise last
+        raise diverged[first]
     table = summary(figures)
     trained = [seed for seed in seeds if seed not in diverged]
     content = {"seeds": trained, "figures": figures, "summary": table}
@@ -55,7 +55,7 @@ def train(command: CommandLine, workdir: str) -> None:
         listed = ", ".join(map(str, diverged))
         raise UserError(
             f"{len(diverged)} of {len(seeds)} seeds diverged ({listed}) and are not in the table: "
-            f"{last}"
+            f"{next(iter(diverged.values()))}"
         )
 
 

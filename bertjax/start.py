@@ -116,8 +116,7 @@ def prepare(command: configs.CommandLine, workdir: str) -> Run:
                 corpus.check_vocabulary(config, config.init_from, tokenizer.vocab)
     config = configs.resolve(config)
     # What a run has begun with, the same command goes on with.
-    begun = checkpoint.committed_steps(checkpoint.root(workdir) / checkpoint.FOLDER)
-    if config.task == "pretrain" and not begun and corpus.is_prepared(config.data.source):
+    if config.task == "pretrain" and not _begun(workdir) and corpus.is_prepared(config.data.source):
         corpus.check_asked(config, command.explicit)
     mesh = _mesh(config, train=True)
     lock = workdirs.on_first_process(lambda: workdirs.lock(workdir))
@@ -165,9 +164,14 @@ def _mesh(config: config_dict.ConfigDict, *, train: bool) -> jax.sharding.Mesh:
     return mesh
 
 
+def _begun(workdir: str) -> bool:
+    """Whether the run of a workdir has a checkpoint."""
+    return bool(checkpoint.committed_steps(checkpoint.root(workdir) / checkpoint.FOLDER))
+
+
 def _resumed(config: config_dict.ConfigDict, workdir: str) -> dict[str, Any] | None:
     """The model's sizes of a run of this init_from that has a checkpoint, else None."""
-    if not checkpoint.committed_steps(checkpoint.root(workdir) / checkpoint.FOLDER):
+    if not _begun(workdir):
         return None
     saved = workdirs.read_config(workdir)
     if saved is None or saved[0].get("init_from") != config.init_from:
@@ -184,7 +188,7 @@ def _known_labels(
     if published is not None:
         has_head = TASKS[config.task] in published.heads and not published.regression
         return published.labels if has_head else None
-    if not checkpoint.committed_steps(checkpoint.root(workdir) / checkpoint.FOLDER):
+    if not _begun(workdir):
         return None
     saved = workdirs.read_config(workdir)
     labels = saved[1].get("labels") if saved else None

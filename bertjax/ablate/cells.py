@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import fnmatch
+import functools
 import hashlib
 import json
 import os
@@ -83,10 +84,13 @@ def data_digests(config: Values) -> dict[str, str]:
     """A digest of each local file of labelled data that a config names, by its key."""
     keys = ("data.train", "data.validation", "data.test")
     paths = {key: pathlib.Path(str(config.get(key, ""))) for key in keys}
-    return {key: _file_digest(path) for key, path in paths.items() if path.is_file()}
+    found = {key: (path, path.stat()) for key, path in paths.items() if path.is_file()}
+    return {k: _file_digest(path, x.st_size, x.st_mtime_ns) for k, (path, x) in found.items()}
 
 
-def _file_digest(path: pathlib.Path) -> str:
+@functools.cache  # many cells share a file
+def _file_digest(path: pathlib.Path, size: int, changed: int) -> str:
+    del size, changed  # another file under the same name
     return hashlib.sha256(path.read_bytes()).hexdigest()[:16]
 
 

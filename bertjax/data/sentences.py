@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
+from collections.abc import Iterable
 
 from etils import epath
 
@@ -14,7 +15,6 @@ from bertjax.errors import UserError
 _DOCUMENT = "-DOCSTART-"  # begins the line between two documents
 # universaldependencies.org/format.html: ids of words, ranges of words and empty nodes
 _CONLLU_COLUMNS, _CONLLU_ID = 10, re.compile(r"\d+([-.]\d+)?")
-
 
 # What a first line calls the columns of words and of labels.
 _WORD_NAMES = {"word", "words", "token", "tokens", "text", "form"}
@@ -54,8 +54,8 @@ def read_conll(
     rows, width, left_out = _without_comments(lines, split_tabs, label_column)
     word = _column(word_column, width, source) if width else 0
     label = _column(label_column, width, source) if width > 1 else None
-    filled = [x for _, x in rows if x and not x[0].startswith(_DOCUMENT)]
-    if word == 0 and width == _CONLLU_COLUMNS and all(_CONLLU_ID.fullmatch(x[0]) for x in filled):
+    filled = _of_words(fields for _, fields in rows)
+    if word == 0 and _is_conllu(filled, width):
         raise UserError(
             f"{source} is CoNLL-U, whose column 0 numbers the words: set config.data.text_column=1 "
             "and config.data.label_column=3 (part of speech)"
@@ -106,6 +106,15 @@ def read_conll(
     return sentences, [f"{source}: {note}" for note in told]
 
 
+def _of_words(lines: Iterable[list[str]]) -> list[list[str]]:
+    """The fields of the lines that are neither blank nor between two documents."""
+    return [fields for fields in lines if fields and not fields[0].startswith(_DOCUMENT)]
+
+
+def _is_conllu(lines: list[list[str]], width: int) -> bool:
+    return width == _CONLLU_COLUMNS and all(_CONLLU_ID.fullmatch(fields[0]) for fields in lines)
+
+
 def _is_header(fields: list[str], word: int, label: int) -> bool:
     """Whether a first line names its columns."""
     found = tuple(fields[column].strip().lower() for column in (word, label))
@@ -118,12 +127,12 @@ def _without_comments(
     """(line number, fields) of the lines that are words or ends, the number of columns, and how
     many lines of each kind were left out; see `read_conll`."""
     split = [_fields(line, split_tabs) for line in lines]
-    filled = [fields for fields in split if fields and not fields[0].startswith(_DOCUMENT)]
+    filled = _of_words(split)
     plain = [fields for fields in filled if not fields[0].startswith("#")]
     width = len((plain or filled or [[]])[0])
     label = _find_column(label_column, width)
     used = {"#"} | {x[label] for x in plain if label is not None and len(x) == width}
-    conllu = width == _CONLLU_COLUMNS and all(_CONLLU_ID.fullmatch(row[0]) for row in plain)
+    conllu = _is_conllu(plain, width)
     kept: list[tuple[int, list[str]]] = []
     comments = ranges = 0
     for number, (line, fields) in enumerate(zip(lines, split, strict=True), 1):

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import dataclasses
 import pathlib
 import re
 
 from bertjax.errors import UserError
 from bertjax.interop.huggingface import read_config
 from bertjax.interop.names import GOOGLE
-from bertjax.interop.published import Published, assemble, checksum
+from bertjax.interop.published import Published, assemble
 from bertjax.interop.tensor_bundle import Bundle
 from bertjax.interop.vocabulary import load_tokenizer, without_padding
 from bertjax.interop.weights import read_json
@@ -71,8 +70,7 @@ def read(path: str) -> Published:
         weights, GOOGLE, config, ("mlm", "nsp", "classifier", "span"), str(prefix)
     )
     tokenizer, remarks = load_tokenizer(prefix.parent, config["vocab_size"])
-    config, params = without_padding(config, params, tokenizer)
-    coverage = dataclasses.replace(coverage, checksum=checksum(params))
+    config, params, coverage = without_padding(config, params, coverage, tokenizer)
     labels = None
     if "classifier" in params:
         labels = tuple(f"LABEL_{i}" for i in range(len(params["classifier"]["dense"]["bias"])))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import pathlib
 import re
@@ -16,19 +15,8 @@ from safetensors.numpy import save_file
 
 from bertjax.errors import UserError
 from bertjax.interop.names import HUGGINGFACE, export_tensor, get, tensors_of
-from bertjax.interop.published import (
-    Published,
-    assemble,
-    check_config,
-    check_new_folder,
-    checksum,
-)
-from bertjax.interop.vocabulary import (
-    ADDED_FILE,
-    load_tokenizer,
-    without_padding,
-    write_tokenizer,
-)
+from bertjax.interop.published import Published, assemble, check_config, check_new_folder
+from bertjax.interop.vocabulary import ADDED_FILE, load_tokenizer, without_padding, write_tokenizer
 from bertjax.interop.weights import INDEX, WEIGHTS, read_json, read_weights, weight_files
 
 # What a hub name brings: never a pickle.
@@ -278,8 +266,7 @@ def read(path: str) -> Published:
     params, coverage = assemble(arrays, HUGGINGFACE, config, _heads(raw, arrays), str(folder))
     labels = _labels(raw, params, where)
     tokenizer, remarks = load_tokenizer(folder, config["vocab_size"])
-    config, params = without_padding(config, params, tokenizer)
-    coverage = dataclasses.replace(coverage, checksum=checksum(params))
+    config, params, coverage = without_padding(config, params, coverage, tokenizer)
     return Published(
         source=path,
         config=config,

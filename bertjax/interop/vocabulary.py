@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import pathlib
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import tokenizers
@@ -15,10 +15,8 @@ from bertjax.data.tokenizer import SPECIAL_TOKENS, Tokenizer
 from bertjax.data.tokenizer_files import CONFIG_FILE, JSON_FILE, VOCAB_FILE
 from bertjax.errors import UserError
 from bertjax.interop.names import get, padded
+from bertjax.interop.published import Coverage, Published, checksum
 from bertjax.interop.weights import read_json
-
-if TYPE_CHECKING:
-    from bertjax.interop.published import Published
 
 ADDED_FILE = "added_tokens.json"
 # A tensor's axis of vocabulary rows is its first.
@@ -152,11 +150,11 @@ def _with_added_tokens(
 
 
 def without_padding(
-    config: dict[str, Any], params: dict[str, Any], tokenizer: Tokenizer | None
-) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The config and the parameters without the rows of the embedding that no token has."""
+    config: dict[str, Any], params: dict[str, Any], coverage: Coverage, tokenizer: Tokenizer | None
+) -> tuple[dict[str, Any], dict[str, Any], Coverage]:
+    """The same without the rows of the embedding that no token has."""
     if tokenizer is None or tokenizer.vocab_size == config["vocab_size"]:
-        return config, params
+        return config, params, coverage
     size = tokenizer.vocab_size
     for name in _VOCAB_TENSORS:
         table = get(params, name)
@@ -164,7 +162,8 @@ def without_padding(
             cut = np.zeros((padded(size), *table.shape[1:]), np.float32)
             cut[:size] = table[:size]
             params = _with(params, name, cut)
-    return {**config, "vocab_size": size}, params
+    coverage = dataclasses.replace(coverage, checksum=checksum(params))
+    return {**config, "vocab_size": size}, params, coverage
 
 
 def write_tokenizer(folder: pathlib.Path, tokenizer: Tokenizer, max_length: int) -> None:

@@ -11,23 +11,12 @@ from typing import Any
 
 from bertjax.data.tables import Table
 from bertjax.errors import UserError
+from bertjax.tasks.labels import name_of
 
 # Of a column, or of a list that marks labels by place.
 _MARKS = {"0": False, "1": True, "0.0": False, "1.0": True, "false": False, "true": True}
 # A NumPy array of strings as text has blanks between them, and Python would join the strings.
 _JOINED = re.compile(r"""(['"])\s+(['"])""")
-
-
-def name_of(value: Any) -> str:
-    """The name of a label."""
-    return str(value).strip()
-
-
-def unified(names: Sequence[str]) -> list[str]:
-    """The names; where '1' and '1.0' both occur, which programs write of one number, '1'."""
-    known = set(names)
-    whole = {x: x.partition(".")[0] for x in known if re.fullmatch(r"-?\d+\.0+", x)}
-    return [whole[x] if whole.get(x) in known else x for x in names]
 
 
 def column_names(spec: str, table: Table) -> list[str]:

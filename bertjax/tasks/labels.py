@@ -13,6 +13,18 @@ from bertjax.errors import UserError
 from bertjax.tasks.sources import places
 
 
+def name_of(value: Any) -> str:
+    """The name of a label."""
+    return str(value).strip()
+
+
+def unified(names: Sequence[str]) -> list[str]:
+    """The names; where '1' and '1.0' both occur, which programs write of one number, '1'."""
+    known = set(names)
+    whole = {x: x.partition(".")[0] for x in known if re.fullmatch(r"-?\d+\.0+", x)}
+    return [whole[x] if whole.get(x) in known else x for x in names]
+
+
 def ordered(labels: Iterable[str]) -> tuple[str, ...]:
     """Distinct labels, numbers by value and then names by the alphabet."""
 

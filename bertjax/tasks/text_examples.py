@@ -129,9 +129,7 @@ def _targets(
     if split.startswith("test") and all(map(_hidden, values)):
         return _none_shown(table)
     if data.problem_type == SINGLE:  # without a label at all; of several labels none may hold
-        values = [
-            None if value is None or not label_sets.name_of(value) else value for value in values
-        ]
+        values = [None if value is None or not labels.name_of(value) else value for value in values]
     hidden = sum(value is None for value in values)
     if hidden:
         place = table.places[values.index(None)]
@@ -146,7 +144,7 @@ def _targets(
                 f"{table.source}, {place}: {value!r:.40} is no single label: set config.data."
                 "problem_type=multi_label for lists of labels, or give one"
             )
-    names = label_sets.unified([label_sets.name_of(value) for value in values])
+    names = labels.unified([labels.name_of(value) for value in values])
     if unsettled := names.count("-"):
         table.notes.append(
             f"warning: {table.source}: {unsettled} rows have the label '-', which SNLI and "
@@ -161,7 +159,7 @@ def _none_shown(table: Table) -> None:
 
 def _hidden(value: Any) -> bool:
     """Whether a label of a test file is none: nothing, or the -1 of GLUE."""
-    return value is None or value == [] or label_sets.name_of(value) in ("", "-1")
+    return value is None or value == [] or labels.name_of(value) in ("", "-1")
 
 
 def encode(config: config_dict.ConfigDict, tokenizer: Tokenizer, examples: Examples) -> EncodedRows:
