@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import ctypes
 import os
 import pathlib
 import signal
 import sys
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from types import FrameType
 from typing import NoReturn
 
 from bertjax.errors import UserError
@@ -109,6 +111,21 @@ def with_home(arguments: Sequence[str]) -> list[str]:
         for argument in arguments
         for name, _, value in [argument.partition("=")]
     ]  # fmt: skip
+
+
+@contextlib.contextmanager
+def leaving_on_sigterm() -> Iterator[None]:
+    """While entered, SIGTERM raises SystemExit(143): worker processes end, files are tidied up."""
+
+    def leave(number: int, frame: FrameType | None) -> None:
+        del frame
+        raise SystemExit(128 + number)
+
+    before = signal.signal(signal.SIGTERM, leave)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def run(main: Callable[[Sequence[str]], int | None], argv: Sequence[str] | None = None) -> NoReturn:

@@ -6,7 +6,6 @@ import argparse
 import json
 import os
 import shlex
-import signal
 import sys
 import time
 from collections.abc import Sequence
@@ -127,20 +126,15 @@ def _boolean(text: str) -> bool:
     return values[text.lower()]
 
 
-def _terminate(number: int, frame: object) -> None:
-    raise SystemExit(128 + number)
-
-
 def main(arguments: Sequence[str]) -> int:
     args = parser().parse_args(arguments)
     if args.seq_length < 8:
         raise UserError(f"seq_length={args.seq_length} is too short for pairs: give 8 or more")
     from bertjax.data import builder, report  # after --help: they import a lot
 
-    signal.signal(signal.SIGTERM, _terminate)  # so that the workers end, too
     start = time.monotonic()
     try:
-        with display() as shown:
+        with cli.leaving_on_sigterm(), display() as shown:
             out = builder.prepare(
                 args.source,
                 args.vocab,

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import hashlib
 import os
-import signal
-from collections.abc import Iterator, Mapping
-from types import FrameType
+from collections.abc import Mapping
 
 from ml_collections import config_dict
 
+from bertjax import cli, interop
 from bertjax import config as configs
-from bertjax import interop
 from bertjax.ablate import budget, cells, finetune, grid, table
 from bertjax.ablate.cells import Stop
 from bertjax.ablate.grid import Cell
@@ -169,7 +166,7 @@ def run(
     for sentence in ablation.notes:
         configs.stderr(f"skipped: {sentence}")
     with workdirs.lock(workdir):
-        with _leaving_at_once():
+        with cli.leaving_on_sigterm():
             costs = with_corpora(ablation, workdir)
         gone = cells.check_unchanged(workdir, ablation.cells)
         if gone:
@@ -187,21 +184,6 @@ def run(
             f"{len(failed)} of {len(made.rows)} cells have failed; the same command tries them anew"
         )
     return int(bool(failed)), made
-
-
-@contextlib.contextmanager
-def _leaving_at_once() -> Iterator[None]:
-    """SIGTERM ends the preparation of a corpus as SIGINT does; it begins anew the next time."""
-
-    def leave(number: int, frame: FrameType | None) -> None:
-        del frame
-        raise SystemExit(128 + number)
-
-    before = signal.signal(signal.SIGTERM, leave)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
 
 
 def train_all(
