@@ -105,7 +105,10 @@ def _filled(abstract: Any, given: Any) -> Any:
 
 def prepare(published: Published, dtype: str = "float32") -> Bert:
     """A `Bert` from a checkpoint in memory."""
-    config = published.bert_config(dtype=dtype)
+    try:
+        config = published.bert_config(dtype=dtype)
+    except ValueError as error:
+        raise UserError(f"{published.source}: {error}") from error
     model = _module(published, config)
     ids = jax.ShapeDtypeStruct((1, 1), jnp.int32)
     boxed = jax.eval_shape(model.init, jax.random.key(0), ids)

@@ -61,6 +61,11 @@ def apply(model, params, ids: list[int], second: int = LENGTH):
     return jitted(model, isinstance(model, BertModel))(params, *inputs)
 
 
+def test_the_dtype_is_checked() -> None:
+    with pytest.raises(UserError, match="dtype='fp16' is not one of float32, bfloat16"):
+        api.prepare(published(("mlm", "nsp")), "fp16")
+
+
 def test_limits_are_checked(mlm) -> None:
     assert Limits.of(mlm) == Limits(24, 3)
     for length in (7, 25):
@@ -335,7 +340,35 @@ def test_a_text_of_which_nothing_is_left_is_refused(mlm, classifier, tagger, rea
         next(inference.score(mlm, ["[MASK]"]))
 
 
-def test_questions_that_cannot_be_answered(mlm, classifier) -> None:
+def test_texts_may_come_in_any_collection(mlm, classifier, reader) -> None:
+    """A shuffled pandas Series answers to its index, not to places; a generator only once."""
+
+    class Series(dict):
+        """As of pandas: goes through the values, in order; [i] is the value of index i."""
+
+        __iter__ = lambda self: iter(self.values())  # noqa: E731
+
+    shuffled = lambda *values: Series(zip([2, 0, 1], values, strict=False))  # noqa: E731
+    texts, questions = ["hello world", "the fox", "lazy"], ["the dog", "hello", "fox"]
+    mask = ["[MASK] a", "b [MASK]", "[MASK]"]
+
+    def check(ask) -> None:
+        listed = ask(lambda values: values)
+        assert len(listed) == 3
+        assert str(ask(lambda values: shuffled(*values))) == str(listed)
+        assert str(ask(lambda values: (value for value in values))) == str(listed)
+
+    check(lambda of: list(inference.classify(classifier, of(texts))))
+    check(lambda of: list(inference.classify(classifier, of(texts), of(questions))))
+    check(lambda of: list(inference.answer(reader, of(texts), of(questions))))
+    check(lambda of: list(inference.embed(mlm, of(texts))))
+    check(lambda of: list(inference.score(mlm, of(texts))))
+    check(lambda of: list(inference.fill_mask(mlm, of(mask))))
+    for nothing in (inference.embed, inference.score, inference.fill_mask):
+        assert list(nothing(mlm, [])) == []
+
+
+def test_questions_that_cannot_be_answered(mlm, classifier, tagger, reader) -> None:
     no_pooler = api.prepare(published(("tagger",)))
     del no_pooler.published.params["bert"]["pooler"]
     cases = [
@@ -352,6 +385,20 @@ def test_questions_that_cannot_be_answered(mlm, classifier) -> None:
         (inference.embed(mlm, ["a"], pooling="pooled", layers=(1,)), "sees the last layer only"),
         (inference.embed(no_pooler, ["a"], pooling="pooled"), "did not come with the checkpoint"),
         (inference.classify(classifier, ["a"], [""]), "second text 1 is empty"),
+        (inference.classify(classifier, ["a", "b"], "xy"), "a list of second texts"),
+        (inference.classify(classifier, ["a", "b"], ["x"]), "2 texts but 1 second texts"),
+        (inference.answer(reader, "a", "b"), "a list of contexts, even of one"),
+        (inference.answer(reader, ["a"], ["b", "c"]), "1 contexts but 2 questions"),
+        (inference.tag(tagger, "hello"), "a list of texts, even of one"),
+        (inference.embed(mlm, "京"), "a list of texts, even of one"),
+        (inference.score(mlm, ["a", None]), "text 2 is None, which is no text"),
+        (inference.score(mlm, ["a", float("nan")]), "text 2 is nan, which is no text"),
+        (inference.embed(mlm, [b"a"]), "text 1 is b'a', which is no text"),
+        (inference.embed(mlm, ["a"], layers=-1), "layers is -1; give the numbers of layers"),
+        (inference.embed(mlm, ["a"], layers=()), r"layers is \(\); give the numbers of layers"),
+        (inference.fill_mask(mlm, ["[MASK]"], top_k=2.0), "top_k is 2.0; it must be 1 to 32"),
+        (inference.embed(mlm, ["a"], limits=Limits(1000, 10)), "max_length is 1000; it must be 8"),
+        (inference.tag(tagger, ["a"], limits=Limits(2, 0)), "max_length is 2; it must be 8"),
         (
             inference.embed(api.prepare(dataclasses.replace(mlm.published, tokenizer=None)), ["a"]),
             "has no vocabulary",

@@ -74,6 +74,11 @@ class Limits:
             )
         return cls(length, overlap)
 
+    @classmethod
+    def checked(cls, bert: Bert, limits: Limits | None) -> Limits:
+        """`limits` as `of` checks them, or its defaults."""
+        return cls.of(bert, limits.max_length, limits.overlap) if limits else cls.of(bert)
+
 
 def make_rows(bert: Bert, texts: Sequence[Sequence[int]], limits: Limits) -> list[Row]:
     """[CLS] text [SEP] for each text, or for each window of it where it is too long."""

@@ -18,7 +18,7 @@ from bertjax.api import Bert
 from bertjax.data.normalization import CJK
 from bertjax.errors import UserError
 from bertjax.inference.batching import Limits, Progress, Row, by_text, no_progress, run
-from bertjax.inference.language import check_texts, encode, inputs_of
+from bertjax.inference.language import check_pairs, check_texts, encode, inputs_of
 from bertjax.tasks.classify import label_probabilities, predicted
 from bertjax.tasks.spans import best_answers, choose, question_windows
 from bertjax.tasks.tag import sentence_windows, word_pieces
@@ -64,12 +64,10 @@ def classify(
     several labels at once 'labels', those above 1/2; of a regression {'text', 'value'}.
 
     Raises:
-        UserError: no classifier or an empty text.
+        UserError: no classifier, an empty text, not as many second texts as texts.
     """
     bert.require_head("classifier")
-    check_texts(texts)
-    if pairs is not None:
-        check_texts(pairs, "second text")
+    texts, pairs = (check_texts(texts), None) if pairs is None else check_pairs(texts, pairs)
     settings = bert.published.settings
     if settings.get("task") == "classify" and bool(settings["data"].get("pair_column")) == (
         pairs is None
@@ -106,7 +104,7 @@ def _text_rows(
     trained = bert.published.settings.get("data", {})
     size, rule, overlap = (trained.get(k) for k in ("seq_length", "long_text", "window_overlap"))
     if limits is not None or bert.published.settings.get("task") != "classify":
-        limits = limits or Limits.of(bert)
+        limits = Limits.checked(bert, limits)
         size, rule, overlap = limits.max_length, "windows", limits.overlap
     # As in training, special tokens typed in a text that is classified are text.
     first = encode(bert, texts, warn, False)
@@ -153,12 +151,12 @@ def tag(
     """
     bert.require_head("tagger")
     tokenizer = bert.require_tokenizer()
-    check_texts(texts)
+    texts = check_texts(texts)
     encode(bert, texts, warn, False)  # for its warnings
     trained = bert.published.settings
     if limits is None and trained.get("task") == "tag":
         limits = Limits(trained["data"]["seq_length"], trained["data"]["window_overlap"])
-    limits = limits or Limits.of(bert)
+    limits = Limits.checked(bert, limits)
     sentences = [words_of(text) for text in texts]
     pieces = word_pieces(tokenizer, [word for words in sentences for word in words])
     rows, owned = [], []
@@ -204,12 +202,12 @@ def answer(
         limits: windows of a long context; by default those of the run that made the checkpoint.
 
     Raises:
-        UserError: no span head, an empty text, a question that fills the row.
+        UserError: no span head, an empty text, not as many questions as contexts, a question that
+            fills the row.
     """
     bert.require_head("span")
     tokenizer = bert.require_tokenizer()
-    check_texts(contexts)
-    check_texts(questions, "question")
+    contexts, questions = check_pairs(contexts, questions, "context", "question")
     settings = bert.published.settings
     trained = settings["data"] if settings.get("task") == "answer" else {}
     if unanswerable is None:
@@ -222,7 +220,7 @@ def answer(
         null_threshold = trained.get("null_threshold", 0.0)
     if limits is None and trained:
         limits = Limits(trained["seq_length"], trained["window_overlap"])
-    limits = limits or Limits.of(bert)
+    limits = Limits.checked(bert, limits)
     most = trained.get("max_question_tokens", MAX_QUESTION)
     asked = encode(bert, questions, warn, False, "question")
     cut = sum(len(ids) > most for ids in asked)

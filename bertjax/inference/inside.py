@@ -15,7 +15,7 @@ import numpy as np
 from bertjax.api import Bert
 from bertjax.errors import UserError
 from bertjax.inference.batching import Row, batch_of
-from bertjax.inference.language import check_texts, encode, inputs_of
+from bertjax.inference.language import check_pairs, check_texts, encode, inputs_of
 from bertjax.model.bert import BertModel
 from bertjax.model.config import BertConfig
 
@@ -82,14 +82,11 @@ def pair_rows(
     Raises:
         UserError: an empty text, or not as many second texts as texts.
     """
-    if pairs is not None and len(pairs) != len(texts):
-        raise UserError(f"there are {len(texts)} texts but {len(pairs)} second texts; give as many")
     tokenizer = bert.require_tokenizer()
-    check_texts(texts)
+    texts, pairs = (check_texts(texts), None) if pairs is None else check_pairs(texts, pairs)
     first = encode(bert, texts, warn)
     second: Sequence[list[int] | None] = [None] * len(texts)
     if pairs is not None:
-        check_texts(pairs, "second text")
         second = encode(bert, pairs, warn, what="second text")
     rows = []
     for number, (a, b) in enumerate(zip(first, second, strict=True)):
@@ -152,6 +149,4 @@ def attentions(
     Raises:
         UserError: no vocabulary, an empty text, or one longer than the model's position table.
     """
-    if isinstance(texts, str) or isinstance(pairs, str):
-        raise UserError("attentions takes a list of texts, even of one: ['...'].")
     return look_inside(bert, pair_rows(bert, texts, pairs, warn=warn))

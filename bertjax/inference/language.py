@@ -6,7 +6,8 @@ import dataclasses
 import functools
 import math
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from numbers import Integral
 from typing import Any
 
 import jax
@@ -26,11 +27,33 @@ HIGH_UNKNOWN = 0.1
 POOLINGS = ("mean", "cls", "pooled")
 
 
-def check_texts(texts: Sequence[str], what: str = "text") -> None:
-    """Raises UserError for a blank text, by its number."""
+def check_texts(texts: Iterable[str], what: str = "text") -> list[str]:
+    """The texts as a list.
+
+    Raises:
+        UserError: a single string; a text that is blank or no string, by its number.
+    """
+    if isinstance(texts, str | bytes):  # would be asked letter by letter
+        raise UserError(f"give a list of {what}s, even of one: ['...'], not a single string.")
+    texts = list(texts)  # by place: a pandas Series counts by its index
     for number, text in enumerate(texts):
+        if not isinstance(text, str):
+            raise UserError(f"{what} {number + 1} is {text!r}, which is no text; remove it.")
         if not text.strip():
             raise UserError(f"{what} {number + 1} is empty; remove it or fill it in.")
+    return texts
+
+
+def check_pairs(
+    texts: Iterable[str], others: Iterable[str], what: str = "text", other: str = "second text"
+) -> tuple[list[str], list[str]]:
+    """Both as lists; raises UserError where `check_texts` does or there are not as many of both."""
+    texts, others = check_texts(texts, what), check_texts(others, other)
+    if len(texts) != len(others):
+        raise UserError(
+            f"there are {len(texts)} {what}s but {len(others)} {other}s; give as many of both."
+        )
+    return texts, others
 
 
 def encode(
@@ -145,10 +168,10 @@ def fill_mask(
     """
     bert.require_head("mlm")
     tokenizer = bert.require_tokenizer()
-    if not 1 <= top_k <= bert.config.vocab_size:
+    if not isinstance(top_k, Integral) or not 1 <= top_k <= bert.config.vocab_size:
         raise UserError(f"top_k is {top_k}; it must be 1 to {bert.config.vocab_size}.")
-    check_texts(texts)
-    rows = make_rows(bert, encode(bert, texts, warn, True), limits or Limits.of(bert))
+    texts = check_texts(texts)
+    rows = make_rows(bert, encode(bert, texts, warn, True), Limits.checked(bert, limits))
     for row in rows:
         row.columns = [c for c in range(*row.owned) if row.ids[c] == tokenizer.mask_id]
     masked = {row.text for row in rows if row.columns}
@@ -187,7 +210,7 @@ def score(
     """
     bert.require_head("mlm")
     tokenizer = bert.require_tokenizer()
-    check_texts(texts)
+    texts = check_texts(texts)
     encoded = encode(bert, texts, warn)
     special = set(tokenizer.special_ids) - {tokenizer.unk_id}
     for number, ids in enumerate(encoded):
@@ -196,7 +219,7 @@ def score(
     total = sum(i not in special for ids in encoded for i in ids)
 
     def masked_rows() -> Iterator[Row]:
-        for row in make_rows(bert, encoded, limits or Limits.of(bert)):
+        for row in make_rows(bert, encoded, Limits.checked(bert, limits)):
             for column in range(*row.owned):
                 target = row.ids[column]
                 if target not in special:
@@ -233,6 +256,9 @@ def embed(
     depth = bert.config.num_layers
     if pooling not in POOLINGS:
         raise UserError(f"pooling is '{pooling}'; it must be one of {', '.join(POOLINGS)}.")
+    numbers = isinstance(layers, Sequence) and all(isinstance(x, Integral) for x in layers)
+    if not numbers or not len(layers):
+        raise UserError(f"layers is {layers!r}; give the numbers of layers, as in (-1,).")
     for layer in layers:
         if not -depth - 1 <= layer <= depth:
             raise UserError(f"layer {layer} is not there; the model has 0 (embeddings) to {depth}.")
@@ -240,9 +266,9 @@ def embed(
     if pooling == "pooled" and (not bert.has_pooler or layers != (-1,)):
         why = "sees the last layer only" if bert.has_pooler else "did not come with the checkpoint"
         raise UserError(f"pooling is 'pooled', but the pooler {why}; choose mean or cls.")
-    check_texts(texts)
-    rows = make_rows(bert, encode(bert, texts, warn), limits or Limits.of(bert))
-    for row, following in zip(rows, [*rows[1:], None], strict=True):
+    texts = check_texts(texts)
+    rows = make_rows(bert, encode(bert, texts, warn), Limits.checked(bert, limits))
+    for row, following in zip(rows, [*rows, None][1:], strict=True):
         first = 0 if row.owned[0] == 1 else row.owned[0]  # [CLS] and [SEP] of the outer windows
         last = following is None or following.text != row.text
         row.owned = (first, row.owned[1] + last)
