@@ -55,13 +55,23 @@ def parser() -> cli.ArgumentParser:
     return result
 
 
-def _tell_of_the_run(source: str, target: str) -> None:
+def _tell_of_the_run(source: str, step: int | None, target: str) -> None:
     """Add what a fine-tuned workdir says of itself (data, settings, figures, labels) to the
-    README of its export."""
+    README of its export, or that this is of another step than the one exported."""
+    from bertjax.train.workdir import read_finished
+
     told = pathlib.Path(source) / "README.md"
-    if told.exists() and (told.parent / "checkpoints").exists():
-        with (pathlib.Path(target) / "README.md").open("a", encoding="utf-8") as readme:
-            readme.write("\n" + told.read_text(encoding="utf-8"))
+    if not told.exists() or not (told.parent / "checkpoints").exists():
+        return
+    scored = (read_finished(source) or {}).get("scored")
+    text = told.read_text(encoding="utf-8")
+    if scored != step:
+        of = "a run that is not finished" if scored is None else f"step {scored}"
+        text = (
+            f"These are the weights of step {step}, whose figures are not known: {told} is of {of}."
+        )
+    with (pathlib.Path(target) / "README.md").open("a", encoding="utf-8") as readme:
+        readme.write(f"\n{text}")
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -98,7 +108,7 @@ def main(arguments: Sequence[str]) -> int:
     else:
         wrote = interop.write_huggingface(args.to, published)
         if not args.encoder_only:  # it speaks of the head
-            _tell_of_the_run(args.source, args.to)
+            _tell_of_the_run(args.source, published.step, args.to)
     summary = {
         "from": args.source,
         "to": args.to,

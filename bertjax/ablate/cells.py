@@ -23,12 +23,14 @@ from types import FrameType
 from typing import Any
 
 from bertjax.ablate.grid import Cell, Values
+from bertjax.data.store import FINGERPRINT
 from bertjax.errors import UserError
 from bertjax.train import workdir as workdirs
 
 FOLDER, FILE, LOG = "cells", "cell.json", "cell.log"
 WAITING, FINISHED, FAILED, INTERRUPTED = "waiting", "finished", "failed", "interrupted"
 PLACEHOLDER = "{workdir}"
+_WEIGHTS = (".safetensors", ".bin", ".index")  # files of published checkpoints
 # Keys in which a cell may differ from its earlier start: none of them changes its figures.
 MAY_CHANGE = (
     "checkpoint.*", "mesh.*", "model.remat", "data.workers", "train.log_every", "train.profile",
@@ -81,11 +83,21 @@ def _begun(folder: pathlib.Path) -> bool:
 
 
 def data_digests(config: Values) -> dict[str, str]:
-    """A digest of each local file of labelled data that a config names, by its key."""
-    keys = ("data.train", "data.validation", "data.test")
+    """Digests of what a config names on this machine, by its key: each file of labelled data, a
+    prepared corpus by its fingerprint, the files and steps of a checkpoint by their names and
+    sizes."""
+    keys = ("data.train", "data.validation", "data.test", "data.source")
     paths = {key: pathlib.Path(str(config.get(key, ""))) for key in keys}
+    paths["data.source"] /= FINGERPRINT
     found = {key: (path, path.stat()) for key, path in paths.items() if path.is_file()}
-    return {k: _file_digest(path, x.st_size, x.st_mtime_ns) for k, (path, x) in found.items()}
+    digests = {k: _file_digest(path, x.st_size, x.st_mtime_ns) for k, (path, x) in found.items()}
+    start = pathlib.Path(str(config.get("init_from") or "missing/"))
+    if start.is_dir():
+        weights = (p for p in start.iterdir() if p.suffix in _WEIGHTS or ".data-" in p.name)
+        listed = [(p.name, p.stat().st_size) for p in weights]
+        listed += [(p.name, 0) for p in (start / "checkpoints").glob("[0-9]*")]
+        digests["init_from"] = hashlib.sha256(repr(sorted(listed)).encode()).hexdigest()[:16]
+    return digests
 
 
 @functools.cache  # many cells share a file
@@ -121,7 +133,7 @@ def check_unchanged(workdir: str, cells: list[Cell]) -> list[str]:
                 f"{cell.config[changed[0]]} (config.{changed[0]}) has changed since the cell "
                 f"{cell.name} in {workdir} began: put it back, or take another --workdir"
             )
-        if differ:
+        if differ and _begun(path_of(workdir, cell.name)):
             listed = ", ".join(f"{k}: {a!r} -> {b!r}" for k, (a, b) in differ.items())
             raise UserError(
                 f"the cell {cell.name} in {workdir} was made with another config ({listed}): take "

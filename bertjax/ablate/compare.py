@@ -8,6 +8,8 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import numpy as np
+
 from bertjax.ablate import cells, examples, paired
 from bertjax.ablate.paired import Result
 from bertjax.errors import UserError
@@ -34,8 +36,8 @@ def compare(pair: str, workdir: str, split: str) -> dict[str, Any]:
     names = [name.strip() for name in pair.split(",")]
     if len(names) != 2 or not all(names):
         raise UserError(f"--compare={pair}: give two cells or workdirs, as --compare=A,B")
-    runs = [_runs(name, workdir) for name in names]
     notes: list[str] = []
+    runs = [_runs(name, workdir, notes) for name in names]
     if all(set(r) != {None} for r in runs):
         kind, results = "seeds", _by_seed(names, runs, split, notes)
     elif all(set(r) == {None} for r in runs):
@@ -72,7 +74,7 @@ def text(found: Mapping[str, Any]) -> str:
             "",
             f"{r['figure']}: {r['a']:.4f} -> {r['b']:.4f}, difference {r['difference']:+.4f}",
             f"  95 % interval  {r['low']:+.4f} to {r['high']:+.4f}",
-            f"  p              {r['p']:.2g}",
+            f"  p              {'-' if r['p'] is None else format(r['p'], '.2g')}",
             f"  n              {r['n']:,}",
             f"  test           {r['test']}",
             f"  source         {r['source']}",
@@ -84,23 +86,27 @@ def text(found: Mapping[str, Any]) -> str:
 # Which runs -------------------------------------------------------------------------------------
 
 
-def _runs(name: str, workdir: str) -> dict[int | None, pathlib.Path]:
-    """The folders of a name by seed; {None: folder} of a single run."""
+def _runs(name: str, workdir: str, notes: list[str]) -> dict[int | None, pathlib.Path]:
+    """The folders of a name by seed; {None: folder} of a single run. Where there are both, as of
+    an ablation that was given seeds later, the seeds are taken, and that is noted."""
     places = [pathlib.Path(name)]
     inside = re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._+-]*", name) is not None
     if workdir and inside:
         places.insert(0, cells.path_of(workdir, name))
     for place in places:
-        if (place / workdirs.CONFIG).exists():
-            return {None: place}
         found = {}
         among = [*place.glob("seed-*"), *(place.parent.glob(f"{place.name}_seed-*"))]
         for folder in among:
             match = _SEED.fullmatch(folder.name)
             if match and (folder / workdirs.CONFIG).exists():
                 found[int(match.group(1))] = folder
+        single = (place / workdirs.CONFIG).exists()
         if found:
+            if single:
+                notes.append(f"{place} is left out: there are runs of {name} with seeds")
             return dict(sorted(found.items()))
+        if single:
+            return {None: place}
     where = f"neither a cell of {workdir} nor" if workdir else "not"
     raise UserError(f"--compare: {name} is {where} a workdir of a run that has begun")
 
@@ -141,8 +147,15 @@ def _by_seed(
     if not figures:
         raise UserError(f"--compare: these runs have no figures of the split {split}")
     skip = {"examples", "words", "predicted_classes", "unigram_loss", "perplexity"}
-    return [
-        paired.paired_t(name, [x[name] for x in both[0]], [x[name] for x in both[1]], "seeds")
-        for name in figures
-        if name not in skip
-    ]
+    results = []
+    for name in figures:
+        sides = [[x[name] for x in side] for side in both]
+        finite = np.isfinite(np.array(sides, np.float64)).all(axis=0)
+        if name in skip:
+            continue
+        if not finite.all():
+            seeds = ", ".join(str(s) for s, ok in zip(common, finite, strict=True) if not ok)
+            notes.append(f"{name} is left out: it is not finite of seed {seeds}")
+            continue
+        results.append(paired.paired_t(name, *sides, "seeds"))
+    return results

@@ -16,7 +16,7 @@ RESAMPLES = 10_000
 class Result:
     """A figure of both runs, their difference b - a with its 95 % interval, and a two-sided test.
 
-    n: how many pairs.
+    n: how many pairs; p: None where the test is not defined.
     """
 
     figure: str
@@ -25,7 +25,7 @@ class Result:
     difference: float
     low: float
     high: float
-    p: float
+    p: float | None
     n: int
     test: str
     source: str
@@ -58,16 +58,18 @@ def paired_t(figure: str, a: Sequence[float], b: Sequence[float], unit: str) -> 
     """Whether the mean of the differences of n >= 2 pairs is 0 (Student 1908)."""
     a, b = np.asarray(a, np.float64), np.asarray(b, np.float64)
     differences, n = b - a, len(a)
-    mean = differences.mean()
-    if differences.std() == 0:  # t is not defined
+    mean, test = differences.mean(), f"paired t test over {unit}"
+    # But for rounding all equal: t is not defined.
+    if np.ptp(differences) <= 1e-9 * max(np.abs(a).max(), np.abs(b).max()):
         low = high = mean
-        p = 1.0 if mean == 0 else 0.0
+        p = None if differences.any() else 1.0
+        test += ", not defined: the differences are all equal" * (p is None)
     else:
         found = scipy.stats.ttest_rel(b, a)
-        (low, high), p = found.confidence_interval(LEVEL), found.pvalue
+        (low, high), p = found.confidence_interval(LEVEL), float(found.pvalue)
     return Result(
-        figure, float(a.mean()), float(b.mean()), float(mean), float(low), float(high), float(p), n,
-        f"paired t test over {unit}", "Student 1908",
+        figure, float(a.mean()), float(b.mean()), float(mean), float(low), float(high), p, n,
+        test, "Student 1908",
     )  # fmt: skip
 
 

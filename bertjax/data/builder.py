@@ -39,6 +39,7 @@ from bertjax.data.tokenizer import Tokenizer, is_cased
 from bertjax.data.tokenizer_files import CONFIG_FILE, VOCAB_FILE
 from bertjax.errors import UserError
 
+MOST_TOKENS = 10_000_000  # of a vocabulary that is trained: memory for more is refused
 _UNFINISHED_TEXT = "This corpus is being prepared, or was interrupted: run bertjax.prepare again.\n"
 
 
@@ -237,8 +238,10 @@ def _vocabulary(
             getattr(tokenizer, name)
         return lambda: tokenizer
     size = vocab.removeprefix("train:").replace("_", "")
-    if not size.isdecimal() or int(size) < 100:
-        raise UserError(f"vocab={vocab!r} needs a number of tokens, 100 or more: train:30522")
+    if not size.isdecimal() or not 100 <= int(size) <= MOST_TOKENS:
+        raise UserError(
+            f"vocab={vocab!r} needs a number of tokens, 100 to {MOST_TOKENS:,}: train:30522"
+        )
 
     def train() -> Tokenizer:
         texts = watched(source.paragraphs(), source, "vocabulary", progress)

@@ -111,7 +111,7 @@ def open_source(spec: str, reading: Reading | None = None) -> Source:
     spec = spec.strip()
     if not spec:
         raise UserError("the source is empty: name a file, a folder, a glob or python_docs")
-    if "," in spec and not exists(path_of(spec)):
+    if "," in spec and not _is_one(spec):
         return _mixture(spec, reading)
     if spec == "python_docs":
         return Source(spec, [lambda _: map(iter, python_docs.documents())], reading, [spec])
@@ -123,6 +123,13 @@ def open_source(spec: str, reading: Reading | None = None) -> Source:
 
 
 # Files
+
+
+def _is_one(spec: str) -> bool:
+    """Whether a spec with a comma in it is one path or glob and not a mixture."""
+    path = _split_field(spec)[0]
+    local = "://" not in path and globbing.has_magic(path)
+    return exists(path_of(path)) or (local and any(map(exists, _glob(path))))
 
 
 def _files(spec: str, reading: Reading) -> Source:

@@ -47,12 +47,20 @@ def read_questions(source: str) -> tuple[list[Question], list[str]]:
         except ValueError as error:
             hint = "; a file with an object a line is a .jsonl" if "Extra" in str(error) else ""
             raise UserError(f"{source} is no JSON ({error}){hint}") from None
+        rows = content.get("data") if isinstance(content, dict) else content
         try:
-            questions = list(_squad(content))
+            if isinstance(rows, list) and rows and {"question", "context"} <= set(rows[0]):
+                questions = [
+                    _question_of_row(row, f"{source}, row {number}", number)
+                    for number, row in enumerate(rows)
+                ]
+            else:
+                questions = list(_squad(content))
         except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
             raise UserError(
                 f"{source} is not of SQuAD's form, data > paragraphs > context, qas > question, "
-                f"answers: {type(error).__name__} {error}"
+                f"answers ({type(error).__name__} {error}): write it so, or as .jsonl with "
+                "question, context and answers a line"
             ) from None
     if not questions:
         raise UserError(f"{source} holds no question")
@@ -62,10 +70,18 @@ def read_questions(source: str) -> tuple[list[Question], list[str]]:
             f"{source}: {ids.most_common(1)[0][1]} questions have the id "
             f"'{ids.most_common(1)[0][0]}', by which answers are told apart: give each its own"
         )
-    none = sum(q.labelled and not q.answers for q in questions)
+    none = sum(q.labelled and (q.impossible or not q.answers) for q in questions)
     contexts = len({q.context for q in questions})
     note = f"{source}: {len(questions):,} questions to {contexts:,} contexts"
-    return questions, [note + (f", {none:,} of them without an answer" if none else "")]
+    notes = [note + (f", {none:,} of them without an answer" if none else "")]
+    doubtful = [q.id for q in questions if q.impossible and q.answers]
+    if doubtful:
+        notes.append(
+            f"warning: {source}: {len(doubtful):,} questions are marked is_impossible and have "
+            f"answers, which are left out (the first has the id {doubtful[0]})"
+        )
+    left = (dataclasses.replace(q, answers=()) if q.impossible else q for q in questions)
+    return list(left), notes
 
 
 def _squad(content: dict[str, Any]) -> Iterator[Question]:
@@ -74,12 +90,11 @@ def _squad(content: dict[str, Any]) -> Iterator[Question]:
             for qa in paragraph["qas"]:
                 impossible = _flag(qa.get("is_impossible"))
                 labelled = "answers" in qa or impossible
-                answers = () if impossible else _answers(qa.get("answers", ()))
                 yield Question(
                     str(qa["id"]),
                     _text(qa["question"]),
                     _text(paragraph["context"]),
-                    answers,
+                    _answers(qa.get("answers") or ()),
                     labelled,
                     impossible,
                 )
@@ -143,5 +158,4 @@ def _question_of_row(row: dict[str, Any], place: str, number: int) -> Question:
     except ValueError as error:
         raise UserError(f"{place}: {error}") from None
     labelled = found is not None or impossible
-    answers = () if impossible else pairs
-    return Question(str(row.get("id", number)), question, context, answers, labelled, impossible)
+    return Question(str(row.get("id", number)), question, context, pairs, labelled, impossible)

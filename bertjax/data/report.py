@@ -170,6 +170,13 @@ def warnings(report: Mapping[str, Any]) -> list[str]:
         if report["vocab"]["cased"] is False and not report["vocab"]["do_lower_case"]:
             cause = "the vocabulary is uncased but lower-casing is off (--lower_case=true)"
         found.append(f"{100 * report['unk_share']:.1f} % of the tokens are [UNK]: {cause}")
+    invalid = report["counts"].get("invalid_utf8", 0)
+    if invalid > 0.01 * report["characters"]:
+        found.append(
+            f"{invalid:,} invalid UTF-8 sequences to {report['characters']:,} characters: a file "
+            "is in another encoding (of Chinese GBK, else Latin-1), and its text is lost: convert "
+            "it, iconv -f GBK -t UTF-8, and prepare again"
+        )
     if report["duplicate_documents_share"] > 0.1:
         found.append(
             f"{percent['duplicate_documents_share']} of the documents repeat another one: "

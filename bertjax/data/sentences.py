@@ -54,6 +54,12 @@ def read_conll(
     rows, width, left_out = _without_comments(lines, split_tabs, label_column)
     word = _column(word_column, width, source) if width else 0
     label = _column(label_column, width, source) if width > 1 else None
+    if epath.Path(source).suffix.lower() == ".csv" and not split_tabs:
+        raise UserError(
+            f"{source}: labelled words are no .csv: write a word and its label a line, a tab "
+            "between them and a blank line after each sentence, or .jsonl with lists of words and "
+            "labels"
+        )
     filled = _of_words(fields for _, fields in rows)
     if word == 0 and _is_conllu(filled, width):
         raise UserError(
@@ -202,6 +208,11 @@ def read_sentences(
             raise UserError(
                 f"{source}, {place}: word {tags.index('') + 1} has an empty label: give it one (O "
                 "if none)"
+            )
+        if tags is not None and (-100 in tags or "-100" in tags):
+            raise UserError(
+                f"{source}, {place}: -100 marks pieces of words that are not scored, but words are "
+                "asked for: give each word its label, without pieces"
             )
         if row:
             hidden = tags is None or None in tags

@@ -179,7 +179,7 @@ def looks_like_header(first: Sequence[str], others: Sequence[Sequence[str]]) -> 
             return False
     if len(set(first)) < len(first):
         return False
-    if _has_known_name(first):
+    if _has_known_name(first, others):
         return True
     return _heads_numbers(first, others) or any(
         cell not in values and len(values) >= 4 and len(set(values)) * 2 <= len(values)
@@ -187,8 +187,12 @@ def looks_like_header(first: Sequence[str], others: Sequence[Sequence[str]]) -> 
     )
 
 
-def _has_known_name(first: Sequence[str]) -> bool:
-    return bool({cell.strip().lower() for cell in first} & _KNOWN_COLUMNS)
+def _has_known_name(first: Sequence[str], others: Sequence[Sequence[str]]) -> bool:
+    """Whether a cell is a usual name of a column and no value of it: 'id' is a language, too."""
+    return any(
+        cell.strip().lower() in _KNOWN_COLUMNS and cell not in values
+        for cell, values in _columns_below(first, others)
+    )
 
 
 def _has_header(
@@ -204,9 +208,10 @@ def _has_header(
         return True
     if {cell.strip() for cell in first} & set(labels):
         return False
-    if _has_known_name(first) or like is not None:
+    known_name = _has_known_name(first, rows[1:])
+    if known_name or like is not None:
         # Few rows say little: beside a training table only the usual names are believed.
-        return _has_known_name(first) and looks_like_header(first, rows[1:])
+        return known_name and looks_like_header(first, rows[1:])
     if not looks_like_header(first, rows[1:]):
         return False
     if any(len(cell.split()) > 1 for cell in first) and not _heads_numbers(first, rows[1:]):

@@ -74,6 +74,7 @@ class Published:
         notes: sentences about what was surprising.
         settings: the resolved config of the run that made a workdir, and its 'artifacts'; empty
             for other kinds.
+        step: of a workdir; None for other kinds.
     """
 
     source: str
@@ -85,6 +86,7 @@ class Published:
     coverage: Coverage
     notes: tuple[str, ...] = ()
     settings: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    step: int | None = None
 
     @property
     def heads(self) -> tuple[str, ...]:

@@ -125,6 +125,7 @@ def read(path: str, step: int | None = None) -> Published:
         coverage=Coverage(loaded, expected, heads, (), checksum(params), absent),
         notes=tuple(notes),
         settings={} if _CONVERTED in artifacts else {**settings, "artifacts": artifacts},
+        step=manifest.step,
     )
 
 

@@ -41,8 +41,7 @@ def _tried(missing: dict[str, str], part: str, function: Callable[[], T]) -> T |
     try:
         return function()
     except (UserError, OSError) as error:
-        message = str(error)
-        missing[part] = message[:1].upper() + message[1:]
+        missing[part] = str(error)  # may begin with a path, so it stays as it is
         return None
 
 

@@ -107,7 +107,8 @@ def encode(
 ) -> Encoded:
     """Windows of at most data.seq_length tokens; says what was cut, moved and left out.
 
-    In training a question whose answer is not in its context is left out, and counted.
+    In training a question whose answer is not in its context, or in no window as a whole, is left
+    out, and counted.
     """
     data = config.data
     texts = dict.fromkeys(question.context for question in examples.questions)
@@ -115,7 +116,7 @@ def encode(
     asked = tokenizer.encode_batch([q.question for q in examples.questions], special_tokens=False)
     result = Encoded(EncodedRows([], np.empty(0), np.empty(0), np.empty(0)), [], [])
     example, targets = [], []
-    missing = moved = 0
+    missing = moved = wide = 0
     for number, (question, ids) in enumerate(zip(examples.questions, asked, strict=True)):
         context = contexts[question.context]
         place = locate(question) if question.answers else None
@@ -127,16 +128,22 @@ def encode(
         elif question.answers and place[0] != _said(question):
             moved += 1
         span = spans.token_span(context.offsets, *place) if place else None
-        for window in spans.question_windows(
+        windows = spans.question_windows(
             ids, context.ids, size=data.seq_length, max_question=data.max_question_tokens,
             overlap=data.window_overlap, cls_id=tokenizer.cls_id, sep_id=tokenizer.sep_id,
-        ):  # fmt: skip
-            result.windows.append(window)
-            example.append(number)
-            targets.append(spans.target_columns(window, span))
+        )  # fmt: skip
+        columns = [spans.target_columns(window, span) for window in windows]
+        if train and span and not any(map(any, columns)):  # would teach that there is no answer
+            wide += 1
+            result.offsets.append([])
+            continue
+        result.windows += windows
+        example += [number] * len(windows)
+        targets += columns
         result.offsets.append(context.offsets)
     cut = sum(len(ids) > data.max_question_tokens for ids in asked)
-    _say(examples.source, len(asked), len(result.windows), cut, moved, missing if train else 0)
+    left = (missing if train else 0, wide)
+    _say(examples.source, len(asked), len(result.windows), cut, moved, *left)
     if not targets:
         raise UserError(f"{examples.source}: no question has its answer in its context")
     rows = [window.ids for window in result.windows]
@@ -151,7 +158,9 @@ def encode(
     return result
 
 
-def _say(source: str, questions: int, windows: int, cut: int, moved: int, missing: int) -> None:
+def _say(
+    source: str, questions: int, windows: int, cut: int, moved: int, missing: int, wide: int
+) -> None:
     notes = [f"{source}: {questions:,} questions in {windows:,} windows"]
     if cut:
         notes.append(f"{source}: {cut} questions are cut to config.data.max_question_tokens")
@@ -164,6 +173,11 @@ def _say(source: str, questions: int, windows: int, cut: int, moved: int, missin
         notes.append(
             f"warning: {source}: {missing} questions are left out: their answers are not in their "
             "contexts"
+        )
+    if wide:
+        notes.append(
+            f"warning: {source}: {wide} questions are left out: no window of config.data."
+            "seq_length holds their whole answers"
         )
     sources.say_all(notes)
 

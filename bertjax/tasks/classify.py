@@ -107,6 +107,11 @@ def _settle_labels(
                 f"all {len(train.texts)} rows of {train.source} have the label "
                 f"'{next(iter(found))}': a classifier needs two or more"
             )
+        if not found:
+            raise UserError(
+                f"no row of {train.source} has a label in '{config.data.label_column}': is "
+                "config.data.label_column the right one?"
+            )
     elif known is None:
         raise UserError("config.data.train is empty, and no checkpoint says what the labels are")
     if spec:

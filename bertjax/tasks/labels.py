@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence, Set
 from typing import Any
 
 import numpy as np
@@ -18,11 +18,15 @@ def name_of(value: Any) -> str:
     return str(value).strip()
 
 
-def unified(names: Sequence[str]) -> list[str]:
-    """The names; where '1' and '1.0' both occur, which programs write of one number, '1'."""
-    known = set(names)
-    whole = {x: x.partition(".")[0] for x in known if re.fullmatch(r"-?\d+\.0+", x)}
-    return [whole[x] if whole.get(x) in known else x for x in names]
+def unified(names: Sequence[str], like: Set[str] = frozenset()) -> list[str]:
+    """The names; where '1' and '1.0' both occur, which programs write of one number, one of them:
+    that of `like`, or else the shortest."""
+    forms: dict[str, set[str]] = {}
+    for name in {*names, *like}:
+        if re.fullmatch(r"-?\d+(\.0+)?", name):
+            forms.setdefault(name.partition(".")[0], set()).add(name)
+    taken = {x: min(xs & like or xs, key=len) for xs in forms.values() for x in xs - like}
+    return [taken.get(x, x) for x in names]
 
 
 def ordered(labels: Iterable[str]) -> tuple[str, ...]:
@@ -76,7 +80,7 @@ def numbers(
         at = dict.fromkeys(w for value, w in zip(values, where, strict=True) if value == unknown)
         raise UserError(
             f"{source}: the label '{unknown}' ({places(list(at))}) is none of the training labels "
-            f"{', '.join(labels)}"
+            f"{', '.join(labels)}: correct it, take it out, or train on an example of it, too"
         )
     return np.array([index[value] for value in values], np.int32)
 
@@ -117,9 +121,12 @@ def class_weights(spec: str, labels: Sequence[str], counts: Mapping[str, int]) -
         return np.array(
             [total / (len(labels) * max(1, counts[label])) for label in labels], np.float32
         )
-    weights = np.ones(len(labels), np.float32)
+    weights, named = np.ones(len(labels), np.float32), set()
     for item in spec.split(","):
-        label, equals, value = item.rpartition("=")
+        label, equals, value = (part.strip() for part in item.rpartition("="))
+        if label in named:
+            raise UserError(f"config.train.class_weights={spec}: {label} has two weights: give one")
+        named.add(label)
         try:
             weights[list(labels).index(label)] = float(value)
         except ValueError:
@@ -129,4 +136,8 @@ def class_weights(spec: str, labels: Sequence[str], counts: Mapping[str, int]) -
             ) from None
         if not equals or weights.min() < 0 or not np.isfinite(weights).all():
             raise UserError(f"config.train.class_weights={spec}: weights are numbers from 0 on")
+    if not weights.any():
+        raise UserError(
+            f"config.train.class_weights={spec}: every weight is 0, so nothing is learnt"
+        )
     return weights

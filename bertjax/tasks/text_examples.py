@@ -59,21 +59,24 @@ def read(
     if data.problem_type == MULTI:
         label_columns += data.label_column.split(",")
     asked = [data.text_column, data.pair_column, *label_columns]
+    like = frozenset(train.labels if train else known)
     table = read_table(
         source,
         header=data.header,
         named=[name for name in asked if name],
         like=train.table if train else None,
-        labels=train.labels if train else known,
+        labels=like,
     )
     texts = _strings(table, data.text_column, "data.text_column")
     pairs = _strings(table, data.pair_column, "data.pair_column") if data.pair_column else None
-    targets = _targets(config, table, split, spec)
+    targets = _targets(config, table, split, spec, like)
     sources.say_all(table.notes)
     empty = [place for place, text in zip(table.places, texts, strict=True) if not text.strip()]
     if empty:
         sources.say_all([f"warning: {source}: {len(empty)} empty texts ({sources.places(empty)})"])
     names = label_names(config, targets)
+    if targets is not None:
+        names |= set(_label_columns(config, table))  # also one that is 0 in every row
     examples = Examples(source, texts, pairs, targets, table.places, names, table)
     chosen = sources.drawn(len(texts), split, config)
     if len(chosen) == len(texts):
@@ -107,13 +110,26 @@ def _strings(table: Table, spec: str, key: str) -> list[str]:
     return values
 
 
+def _label_columns(config: config_dict.ConfigDict, table: Table) -> list[str]:
+    """The columns of several labels at once, one for each; none where one column holds them."""
+    if config.data.problem_type != MULTI:
+        return []
+    names = label_sets.column_names(config.data.label_column, table)
+    return names if any(table.find(name) is not None for name in names) else []
+
+
 def _targets(
-    config: config_dict.ConfigDict, table: Table, split: str, spec: glue.GlueTask | None
+    config: config_dict.ConfigDict,
+    table: Table,
+    split: str,
+    spec: glue.GlueTask | None,
+    like: frozenset[str],
 ) -> list[Any] | None:
-    """Label names, tuples of them, or numbers; None for a test split that has none."""
+    """Label names, written as `like` writes them, tuples of them, or numbers; None for a test split
+    that has none."""
     data = config.data
-    several = data.problem_type == MULTI and label_sets.column_names(data.label_column, table)
-    if several and any(table.find(name) is not None for name in several):
+    several = _label_columns(config, table)
+    if several:
         cells = [table.column(name, "data.label_column") for name in several]
         if split.startswith("test") and all(_hidden(cell) for column in cells for cell in column):
             return _none_shown(table)
@@ -144,12 +160,15 @@ def _targets(
                 f"{table.source}, {place}: {value!r:.40} is no single label: set config.data."
                 "problem_type=multi_label for lists of labels, or give one"
             )
-    names = labels.unified([labels.name_of(value) for value in values])
-    if unsettled := names.count("-"):
-        table.notes.append(
-            f"warning: {table.source}: {unsettled} rows have the label '-', which SNLI and "
-            "MultiNLI give where annotators disagree: remove them, or it is a class"
-        )
+    if spec:
+        like = frozenset(map(str, range(len(spec.labels))))
+    names = labels.unified([labels.name_of(value) for value in values], like)
+    for mark in ("-", "-1"):
+        if unsettled := names.count(mark):
+            table.notes.append(
+                f"warning: {table.source}: {unsettled} rows have the label '{mark}', which SNLI "
+                "and MultiNLI give where annotators disagree: remove them, or it is a class"
+            )
     return [glue.label_name(spec, name) for name in names] if spec else names
 
 

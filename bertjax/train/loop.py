@@ -360,6 +360,7 @@ class _Run:
                     f"{self._best_so_far()}"
                 )
         params, best, notes = state.params, self.checkpoints.best_step(), []
+        scored = step
         if skipped := int(state.skipped):
             notes.append(f"warning: {skipped} of {step} steps were skipped: they were not finite")
         if step < self.steps:
@@ -367,12 +368,13 @@ class _Run:
         if best not in (None, step):
             notes.append(f"best {self.task.best_metric[0]}: the checkpoint of step {best}")
             if self.task.finish_with_best:
-                params = self._best(best)
+                params, scored = self._best(best), best
                 notes.append(f"figures and predictions are those of step {best}")
         summary = "\n".join([finish(self.task, self.workdir, params, self.results), *notes])
         stopped = {k: self.config.train[k] for k in ("patience", "eval_every")}
         end = {
             "step": step,
+            "scored": scored,
             "results": self.results,
             "summary": summary.strip("\n"),
             "stopped": stopped if step < self.steps else None,

@@ -142,7 +142,10 @@ def read_config(workdir: str) -> tuple[dict[str, Any], dict[str, Any]] | None:
         content = json.loads(path.read_text())
         return content["config"], content["artifacts"]
     except (ValueError, KeyError, TypeError) as error:
-        raise UserError(f"{path} is not a config that bertjax has written ({error!r})") from error
+        raise UserError(
+            f"{path} is not a config that bertjax has written ({error!r}); a published model's "
+            "folder becomes a workdir by python -m bertjax.convert --format=orbax"
+        ) from error
 
 
 def check_config(
@@ -202,8 +205,9 @@ def write_json(workdir: str, name: str, content: Any) -> None:
 
 
 def read_finished(workdir: str) -> dict[str, Any] | None:
-    """{'step', 'results', 'summary', 'stopped'} of a finished run, else None.
+    """{'step', 'scored', 'results', 'summary', 'stopped'} of a finished run, else None.
 
+    'scored' is the step whose parameters have the results.
     'stopped' is None, or {'patience', 'eval_every'} of a run that train.patience has ended.
     """
     path = epath.Path(workdir) / FINISHED

@@ -270,6 +270,8 @@ def test_a_changed_cell_is_refused_and_a_dropped_one_is_named(tmp_path):
     free = run.expand(config_of(ablate__variants="L=1; L=2", checkpoint__every=7)).cells
     assert cells.check_unchanged(str(tmp_path), free) == []
     changed = run.expand(config_of(ablate__variants="L=1; L=2", data__mask_rate=0.4)).cells
+    assert cells.check_unchanged(str(tmp_path), changed) == []  # none of them has begun
+    (cells.path_of(str(tmp_path), "L1_H8_A2") / "checkpoints" / "1").mkdir(parents=True)
     with pytest.raises(UserError, match=r"L1_H8_A2 .*data\.mask_rate: 0\.15 -> 0\.4"):
         cells.check_unchanged(str(tmp_path), changed)
 
@@ -289,6 +291,26 @@ def test_a_cell_whose_data_have_changed_is_refused(tmp_path):
     assert cells.check_unchanged(str(tmp_path), [cell]) == []
     (tmp_path / "b.csv").write_text("text,label\ngood,no\n")
     with pytest.raises(UserError, match=r"b\.csv \(config\.data\.validation\) has changed since"):
+        cells.check_unchanged(str(tmp_path), [cell])
+
+
+@pytest.mark.parametrize("what", ["data.source", "init_from"])
+def test_a_corpus_or_start_that_has_changed_is_refused(tmp_path, what):
+    corpus, start = tmp_path / "corpus", tmp_path / "start"
+    (start / "checkpoints" / "10").mkdir(parents=True)
+    corpus.mkdir()
+    (corpus / "fingerprint.json").write_text('{"dataset": "1"}')
+    config = config_of(ablate__variants="data.mask_rate=0.2", data__source=str(corpus),
+                       init_from=str(start))  # fmt: skip
+    (cell,) = run.expand(config).cells
+    cells.write(str(tmp_path), cell)
+    (cells.path_of(str(tmp_path), cell.name) / "checkpoints" / "1").mkdir(parents=True)
+    assert cells.check_unchanged(str(tmp_path), [cell]) == []
+    if what == "data.source":
+        (corpus / "fingerprint.json").write_text('{"dataset": "2"}')
+    else:
+        (start / "checkpoints" / "20").mkdir()
+    with pytest.raises(UserError, match=rf"\(config\.{what}\) has changed since the cell"):
         cells.check_unchanged(str(tmp_path), [cell])
 
 

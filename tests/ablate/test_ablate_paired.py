@@ -59,6 +59,11 @@ def test_paired_t_is_scipys_and_by_hand():
     # Differences 0.5, 0.1, 0.7, 0.3: mean 0.4, variance 0.2 / 3; t_3(0.975) = 3.182446.
     assert found.difference == pytest.approx(0.4)
     assert found.high == pytest.approx(0.4 + 3.182446 * math.sqrt(0.2 / 3 / 4), abs=1e-6)
+    # Equal differences, but for rounding: t is not defined, however sure they look.
+    for other in ([0.2, 0.3, 0.4], [0.6, 0.7, 0.8]):
+        equal = paired.paired_t("loss", [0.1, 0.2, 0.3], other, "seeds")
+        assert equal.p is None and "not defined" in equal.test
+        assert equal.low == equal.high == pytest.approx(other[0] - 0.1)
     same = paired.paired_t("loss", a, a, "seeds")
     assert (same.p, same.low, same.high) == (1, 0, 0)
 
@@ -215,6 +220,19 @@ def test_groups_are_paired_seed_by_seed(tmp_path):
     assert result["n"] == 2 and result["difference"] == pytest.approx(-0.15)
     assert result["p"] == pytest.approx(scipy.stats.ttest_rel([1.8, 2.1], [2.0, 2.2]).pvalue)
     assert "5, 7" in found["notes"][0] and found["kind"] == "seeds"
+    # A single run of before the seeds; a figure that is not finite.
+    finished(tmp_path / "cells" / "v", results={"mlm_loss": 9.0})
+    for name, first, second in (("v", 0.3, float("nan")), ("w", 0.4, 2.1)):
+        results = {"mlm_loss": 1.0, "nsp_loss": first}
+        finished(tmp_path / "cells" / f"{name}_seed-0", results=results)
+        results = {"mlm_loss": second, "nsp_loss": 0.1}
+        finished(tmp_path / "cells" / f"{name}_seed-1", results=results)
+    found = compare.compare("v,w", str(tmp_path), "validation")
+    assert [r["figure"] for r in found["results"]] == ["nsp_loss"]
+    assert any("cells/v is left out" in note for note in found["notes"])
+    assert any("mlm_loss is left out: it is not finite of seed 1" in x for x in found["notes"])
+    json.loads(json.dumps(found, allow_nan=False))
+    assert "nsp_loss" in compare.text(found)
 
 
 @pytest.mark.parametrize(

@@ -100,6 +100,18 @@ def test_blank_lines_divide_documents(tmp_path, vocab):
     assert tfds.builder_from_directory(f"{out}/corpus/1.0.0").info.splits["train"].num_examples == 2
 
 
+def test_text_of_another_encoding_is_noticed(tmp_path, vocab):
+    path = tmp_path / "a.txt"
+    line = "ba koso mi nu"
+    path.write_bytes("\n\n".join([f"{line} 中文文本"] * 9).encode("gbk"))
+    warnings = read_report(prepare(str(path), vocab, tmp_path / "out"))["warnings"]
+    assert any("in another encoding" in warning and "iconv" in warning for warning in warnings)
+    path.write_bytes("\n\n".join([line * 40] * 9).encode() + b"\xff")
+    warnings = read_report(prepare(str(path), vocab, tmp_path / "other"))["warnings"]
+    assert not any("in another encoding" in warning for warning in warnings)
+    assert any("1 invalid UTF-8" in warning for warning in warnings)
+
+
 def test_every_sentence_is_stored_as_the_tokenizer_encodes_it(tmp_path, vocab):
     source = write(tmp_path / "a.txt", text(300))
     out = prepare(source, vocab, tmp_path / "out", held_out=0.1)
@@ -503,6 +515,7 @@ def test_a_folder_in_use_is_left_alone(tmp_path, vocab):
         ({"vocab": "absent.txt"}, "no vocabulary file"),
         ({"vocab": "train:x"}, "needs a number"),
         ({"vocab": "train:5"}, "needs a number"),
+        ({"vocab": "train:99999999999"}, "100 to 10,000,000"),
         ({"source": "absent*"}, "no file matches"),
         ({"language": "english!"}, "no language code"),
         ({"segmenter": "mecab"}, "unknown word segmenter"),

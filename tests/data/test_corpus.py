@@ -327,6 +327,16 @@ def test_sources_one_after_the_other(tmp_path):
     assert read(f"{tmp_path}/a.txt,{tmp_path}/b.jsonl")[0] == [["one"], ["two"], ["three"]]
 
 
+@pytest.mark.parametrize("spec", ["my,texts/*.txt", "[a,b].txt", "q,r.jsonl:body"])
+def test_a_comma_in_a_name_or_glob_divides_nothing(tmp_path, monkeypatch, spec):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "my,texts").mkdir()
+    for name in ("my,texts/a.txt", "a.txt", "b.txt"):
+        (tmp_path / name).write_text("one")
+    (tmp_path / "q,r.jsonl").write_text('{"body": "one"}')
+    assert read(spec)[0] in ([["one"]], [["one"]] * 2)
+
+
 def test_a_mixture_follows_its_shares_and_says_what_is_left(tmp_path):
     (tmp_path / "a.txt").write_text("\n\n".join(["aaaa"] * 100))
     (tmp_path / "b.txt").write_text("\n\n".join(["bbbbbbbb"] * 100))

@@ -117,6 +117,10 @@ def test_longer_rows_are_said(tmp_path):
         (["a fine film", "1"], [["dull", "0"]], False),  # a number is no name
         (["fine", "good"], [["dull", "bad"], ["nice", "good"]], False),
         (["gj04", "1", "", "He left."], [], False),
+        # Indonesian, and a question: usual names of columns, but values of these.
+        (["selamat pagi", "id"], [["good morning", "en"], ["apa kabar", "id"]], False),
+        (["who are you", "question"], [["i am", "statement"], ["who", "question"]], False),
+        (["text", "label"], [["text", "x"], ["a", "y"]], True),
         (["what a wonderful day it was", "good"], [["dull", "bad"]] * 9, False),
         (["kommentar", "urteil"], [[f"t{i}", "gut" if i % 2 else "nein"] for i in range(9)], True),
     ],
@@ -360,6 +364,36 @@ def test_squad_of_both_versions_and_without_answers(tmp_path):
     assert [q.answers for q in questions] == [(("brown", 10),), (), ()]
     assert [q.labelled for q in questions] == [True, True, False]
     assert "1 of them without an answer" in notes[0]
+
+
+def test_answers_to_what_is_impossible_are_left_out_and_counted(tmp_path):
+    qa = {"id": "7", "question": "b?", "answers": [{"text": "brown", "answer_start": 10}],
+          "is_impossible": True}  # fmt: skip
+    (question,), notes = read_questions(file(tmp_path, "a.json", squad(qa)))
+    assert question.answers == () and "1 of them without an answer" in notes[0]
+    assert "warning" in notes[1] and "1 questions are marked is_impossible" in notes[1]
+
+
+def test_a_row_a_question_in_a_json_file(tmp_path):
+    """As Dataset.to_json and the scripts of transformers have it."""
+    answers = {"text": ["fox"], "answer_start": [2]}
+    rows = [{"id": "1", "question": "who?", "context": "a fox", "answers": answers}]
+    for number, content in enumerate((rows, {"data": rows})):
+        (question,), _ = read_questions(file(tmp_path, f"{number}.json", json.dumps(content)))
+        assert question.answers == (("fox", 2),)
+    bad = json.dumps([{"context_text": "a fox", "qas": []}])
+    assert ".jsonl with question, context" in message(read_questions, file(tmp_path, "b.json", bad))
+
+
+def test_labelled_words_are_no_csv(tmp_path):
+    path = file(tmp_path, "a.csv", "Sentence #,Word,Tag\n1,jim,B-PER\n,slept,O\n")
+    assert "no .csv: write a word and its label a line" in message(read_sentences, path, "0", "-1")
+
+
+@pytest.mark.parametrize("label", ["-100", '"-100"'])
+def test_marks_of_pieces_are_no_labels(tmp_path, label):
+    path = file(tmp_path, "a.jsonl", f'{{"words": ["a", "b"], "tags": [1, {label}]}}\n')
+    assert "line 1: -100 marks pieces" in message(read_sentences, path, "words", "tags")
 
 
 def test_malformed_squad(tmp_path):

@@ -345,6 +345,11 @@ def test_bad_input_is_one_sentence_or_counted(tmp_path, capsys):
     moved = {"text": "brown", "answer_start": 3}
     task_of(tmp_path, content(("1", "who ?", [moved])))
     assert "1 answers stand elsewhere" in capsys.readouterr().err
+    wide = {"text": "the " * 40, "answer_start": 0}
+    context = "the " * 40 + "brown hello"
+    short = {"text": "brown", "answer_start": 160}
+    task_of(tmp_path, content(("1", "who ?", [wide]), ("2", "who ?", [short]), context=context))
+    assert "1 questions are left out: no window" in capsys.readouterr().err
     for data, words in (
         (content(("1", "who ?", [gone])), "no question has its answer"),
         (content(("1", "who ?", [BROWN]), context=" "), "empty"),

@@ -207,7 +207,8 @@ def test_class_weights():
     counts = {"a": 30, "b": 10}
     assert labels.class_weights("balanced", ["a", "b"], counts) == pytest.approx([2 / 3, 2])
     assert labels.class_weights("b=3", ["a", "b"], counts).tolist() == [1, 3]
-    for bad in ("c=1", "a", "a=x", "a=-1"):
+    assert labels.class_weights(" a = 2, b=3 ", ["a", "b"], counts).tolist() == [2, 3]
+    for bad in ("c=1", "a", "a=x", "a=-1", "a=1,a=2", "a=0,b=0"):
         with pytest.raises(UserError, match="class_weights"):
             labels.class_weights(bad, ["a", "b"], counts)
 
@@ -298,7 +299,7 @@ def test_marks_with_commas_are_no_names_and_other_separators_are_said(tmp_path, 
     assert "'x;y' is one label" in capsys.readouterr().err
 
 
-def test_a_column_of_zeros_and_ones_for_each_label(tmp_path):
+def test_a_column_of_zeros_and_ones_for_each_label(tmp_path, capsys):
     content = "id,text,toxic,rude\n1,a film,1,0\n2,bad,1,1\n3,fine,0,0\n"
     common = {"data__text_column": "text", "data__problem_type": "multi_label"}
     path = write(tmp_path, "marks.csv", content)
@@ -306,6 +307,13 @@ def test_a_column_of_zeros_and_ones_for_each_label(tmp_path):
                 data__label_column="toxic,rude", **common)  # fmt: skip
     assert task.labels == ("rude", "toxic")
     assert task._targets["train"].tolist() == [[0, 1], [1, 1], [0, 0]]
+    # A column that no row of the training set marks is an output nevertheless.
+    lines = zip(content.splitlines(), ("threat", "0", "0", "0"), strict=True)
+    rare = write(tmp_path, "rare.csv", "".join(f"{line},{end}\n" for line, end in lines))
+    task = make("classify", tmp_path, data__train=rare, data__label_column="toxic,rude,threat",
+                **common)  # fmt: skip
+    assert task.labels == ("rude", "threat", "toxic")
+    assert "no row of" in (said := capsys.readouterr().err) and "is threat" in said
     path = write(tmp_path, "odd.csv", content.replace("2,bad,1", "2,bad,2"))
     text = message("classify", tmp_path, data__train=path, data__label_column="toxic,rude",
                    **common)  # fmt: skip
@@ -338,6 +346,25 @@ def test_numbers_and_missing_values_of_json_as_labels(tmp_path, capsys):
     path = write_rows(tmp_path, "numbers.jsonl", rows)
     task = make("classify", tmp_path, data__train=path, data__test=test, **common)
     assert task.score("test", {"loss": 0.0}, {"logits": np.zeros((1, 3))}) == {"examples": 1.0}
+
+
+@pytest.mark.parametrize("first, second", [("1", "1.0"), ("1.0", "1"), ("1.0", "1.0")])
+def test_one_number_written_in_two_ways_is_one_label(tmp_path, first, second):
+    """Programs write integers as floats where a column once had a missing value."""
+    zero, other = (x.replace("1", "0", 1) for x in (first, second))
+    train = f"good\t{first}\nbad\t{zero}\n"
+    task = task_of(tmp_path, train, f"good\t{second}\nbad\t{other}\n")
+    assert task.labels == (zero, first)
+    assert task._targets["validation"].tolist() == [1, 0]
+    task = task_of(tmp_path, train, data__glue="sst2", known=None)
+    assert task.labels == ("negative", "positive") and task._targets["train"].tolist() == [1, 0]
+
+
+def test_no_label_at_all(tmp_path):
+    text = message("classify", tmp_path, data__train=write(tmp_path, "no.tsv", "x\t\ny\t\n"),
+                   data__text_column="0", data__label_column="1", data__header="no",
+                   data__problem_type="multi_label")  # fmt: skip
+    assert "no row of" in text and "has a label in '1'" in text
 
 
 @pytest.mark.parametrize("label", ["-1", ""])

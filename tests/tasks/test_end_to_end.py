@@ -35,6 +35,19 @@ def test_train_ask_and_export(task, tmp_path, capsys):
     readme = (tmp_path / "exported/README.md").read_text()
     assert f"# bertjax {task}" in readme and "smoke_data/train.jsonl" in readme
 
+    steps = sorted(int(path.name) for path in (tmp_path / "run/checkpoints").glob("[0-9]*"))
+    other = f"--to={tmp_path / 'other'}"
+    (tmp_path / "run/finished.json").write_text(
+        (tmp_path / "run/finished.json").read_text().replace('"scored": 4', '"scored": 2')
+    )
+    assert convert.main([f"--from={workdir}", other, f"--step={steps[-1]}"]) == 0
+    readme = (tmp_path / "other/README.md").read_text()
+    assert "These are the weights of step 4" in readme and "is of step 2" in readme
+    assert f"# bertjax {task}" not in readme
+    (tmp_path / "run/finished.json").write_text(
+        (tmp_path / "run/finished.json").read_text().replace('"scored": 2', '"scored": 4')
+    )
+
     texts, keys = QUESTIONS[task]
     answers = []
     for checkpoint in (workdir, exported):

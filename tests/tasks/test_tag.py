@@ -277,7 +277,8 @@ def test_files_of_predictions(tmp_path):
 
 
 def test_bad_input_is_one_sentence(tmp_path):
-    assert "'B-LOC'" in message(tmp_path, TWO, "he\tB-LOC\n")
+    text = message(tmp_path, TWO, "he\tB-LOC\n")
+    assert "'B-LOC'" in text and "or train on an example of it" in text
     text = message(tmp_path, TWO, "he\tB-LOC\njim\tB-LOC\nhe\tB-X\n\nhe\tO\njim\tB-LOC\n")
     assert "'B-LOC' (sentence at line 1, sentence at line 5)" in text
     assert "every word" in message(tmp_path, "he\tO\nhe\tO\n")
