@@ -63,7 +63,8 @@ def _tell_of_the_run(source: str, step: int | None, target: str) -> None:
     told = pathlib.Path(source) / "README.md"
     if not told.exists() or not (told.parent / "checkpoints").exists():
         return
-    scored = (read_finished(source) or {}).get("scored")
+    finished = read_finished(source)
+    scored = None if finished is None else finished.get("scored", step)
     text = told.read_text(encoding="utf-8")
     if scored != step:
         of = "a run that is not finished" if scored is None else f"step {scored}"
@@ -71,7 +72,7 @@ def _tell_of_the_run(source: str, step: int | None, target: str) -> None:
             f"These are the weights of step {step}, whose figures are not known: {told} is of {of}."
         )
     with (pathlib.Path(target) / "README.md").open("a", encoding="utf-8") as readme:
-        readme.write(f"\n{text}")
+        readme.write(f"\n{text}\n")
 
 
 def main(arguments: Sequence[str]) -> int:
