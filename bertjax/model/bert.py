@@ -285,6 +285,9 @@ class BertModel(nn.Module):
         output_attentions: bool = False,
     ) -> BertOutput:
         c = self.config
+        shape = getattr(input_ids, "shape", "none: it is no array")
+        if isinstance(shape, str) or len(shape) != 2:
+            raise ValueError(f"input_ids is to be an array [B, S], but its shape is {shape}")
         if input_ids.shape[-1] > c.max_position_embeddings:
             raise ValueError(
                 f"the input has {input_ids.shape[-1]} tokens a row but the model has only "

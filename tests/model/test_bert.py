@@ -46,6 +46,14 @@ def test_ids_beyond_their_table_are_refused_outside_of_jit(number, value, words)
         bert.BertModel(SMALL).apply({"params": {}}, *inputs)
 
 
+@pytest.mark.parametrize(
+    ("ids", "shape"), [([[1, 2]], "none: it is no array"), (np.ones(3, np.int32), r"(3,)")]
+)
+def test_ids_of_another_shape_are_refused(ids, shape):
+    with pytest.raises(ValueError, match=re.escape(f"[B, S], but its shape is {shape}")):
+        bert.BertModel(SMALL).apply({"params": {}}, ids)
+
+
 def test_known_ids_inside_of_jit_are_looked_at_without_a_trace():
     ids = jnp.zeros((1, 4), jnp.int32)
     shapes = jax.eval_shape(lambda key: bert.BertModel(SMALL).init(key, ids), jax.random.key(0))
