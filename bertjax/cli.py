@@ -7,6 +7,7 @@ import contextlib
 import ctypes
 import os
 import pathlib
+import re
 import signal
 import sys
 import threading
@@ -45,6 +46,19 @@ def choose_platform() -> None:
     """
     if "JAX_PLATFORMS" not in os.environ and not _accelerator():
         use_cpu()
+
+
+def spare_threads() -> None:
+    """Where XLA_FLAGS makes several devices of the CPU, give XLA eight threads for each of them.
+
+    By default it has one. But a device starts a collective while an earlier one is still waiting
+    for the others, and each holds a thread, so that the last device may find none: all wait for
+    ever, and XLA aborts the process after a minute. Call before JAX finds its devices.
+    """
+    flag = r"xla_force_host_platform_device_count=(\d+)"
+    devices = int((re.findall(flag, os.environ.get("XLA_FLAGS", "")) or ["1"])[-1])
+    if devices > 1:
+        os.environ.setdefault("PJRT_NPROC", str(max(os.cpu_count() or 1, 8 * devices)))
 
 
 def use_cpu() -> None:
@@ -131,6 +145,7 @@ def leaving_on_sigterm() -> Iterator[None]:
 def run(main: Callable[[Sequence[str]], int | None], argv: Sequence[str] | None = None) -> NoReturn:
     """Call `main(arguments)` and exit: its code, or 2 with one sentence for an expected error."""
     choose_platform()
+    spare_threads()
     try:
         code = main(with_home(sys.argv[1:] if argv is None else argv))
         sys.stdout.flush()

@@ -41,9 +41,11 @@ def main(arguments: Sequence[str]) -> int:
         return 0
     start.environment(command.config)
     start.connect(command, workdir)
-    if command.flags["mode"] == "train" and command.config.train.seeds > 1:
-        seeds.train(command, workdir)
-        return 0
+    if command.flags["mode"] == "train":
+        seeds.check(workdir, command.config.train.seeds)
+        if command.config.train.seeds > 1:
+            seeds.train(command, workdir)
+            return 0
     run = start.prepare(command, workdir)
     if command.flags["mode"] == "evaluate":
         step = command.flags["step"] if command.flags["step"] >= 0 else None

@@ -228,7 +228,10 @@ def _print_json(value: dict[str, Any]) -> None:
     except UnicodeEncodeError:
         line = json.dumps(value, allow_nan=False)
     except ValueError as error:
-        raise UserError("an answer is not a finite number; ask with --dtype=float32.") from error
+        raise UserError(
+            "an answer is not a finite number: ask with --dtype=float32 if that was another, else "
+            "the weights are those of a run that has diverged."
+        ) from error
     try:
         print(line, flush=True)
     except BrokenPipeError:

@@ -7,6 +7,7 @@ import statistics
 from collections.abc import Sequence
 
 import jax
+from etils import epath
 from ml_collections import config_dict
 
 from bertjax import start
@@ -14,6 +15,8 @@ from bertjax.config import CommandLine
 from bertjax.errors import UserError
 from bertjax.train import loop
 from bertjax.train import workdir as workdirs
+from bertjax.train.record import Diverged
+from bertjax.train.signals import StopSignals
 
 SUMMARY = "seeds.json"
 
@@ -29,22 +32,27 @@ def train(command: CommandLine, workdir: str) -> None:
     first = command.config.seed
     seeds = range(first, first + command.config.train.seeds)
     figures: list[dict[str, float]] = []
-    diverged: dict[int, loop.Diverged] = {}
-    for seed in seeds:
-        config = config_dict.ConfigDict(command.config.to_dict())
-        config.seed, config.train.seeds = seed, 1
-        folder = f"{workdir}/seed-{seed}"
-        run = start.prepare(dataclasses.replace(command, config=config), folder)
-        try:
-            figures.append(
-                loop.train(
-                    run.config, run.task, folder, mesh=run.mesh, load_initial=run.load_initial
+    diverged: dict[int, Diverged] = {}
+    with StopSignals() as stop:
+        for seed in seeds:
+            config = config_dict.ConfigDict(command.config.to_dict())
+            config.seed, config.train.seeds = seed, 1
+            folder = f"{workdir}/seed-{seed}"
+            run = start.prepare(dataclasses.replace(command, config=config), folder)
+            if stop.pending:
+                raise SystemExit(stop.exit_code)
+            try:
+                figures.append(
+                    loop.train(
+                        run.config, run.task, folder, mesh=run.mesh, load_initial=run.load_initial
+                    )
                 )
-            )
-        except loop.Diverged as error:
-            diverged[seed] = error
+            except Diverged as error:
+                diverged[seed] = error
+            if stop.pending and seed != seeds[-1]:
+                raise SystemExit(stop.exit_code)
     if not figures:
-        raise diverged[first]
+        raise UserError(f"all {len(seeds)} seeds diverged; seed {first}: {diverged[first]}")
     table = summary(figures)
     trained = [seed for seed in seeds if seed not in diverged]
     content = {"seeds": trained, "figures": figures, "summary": table}
@@ -56,6 +64,19 @@ def train(command: CommandLine, workdir: str) -> None:
         raise UserError(
             f"{len(diverged)} of {len(seeds)} seeds diverged ({listed}) and are not in the table: "
             f"{next(iter(diverged.values()))}"
+        )
+
+
+def check(workdir: str, seeds: int) -> None:
+    """UserError where a workdir holds runs of several seeds and one is asked for, or one run and
+    several are."""
+    root = epath.Path(workdir)
+    one, several = (root / workdirs.CONFIG).exists(), any(root.glob(f"seed-*/{workdirs.CONFIG}"))
+    if one != several and several != (seeds > 1):
+        has = "runs of several seeds" if several else "one run"
+        raise UserError(
+            f"{workdir} holds {has}, but config.train.seeds={seeds}: take another --workdir, or "
+            f"{'give train.seeds as before' if several else 'leave train.seeds at 1'}"
         )
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import hashlib
+import math
 import platform
 from collections.abc import Callable
 from typing import Any
@@ -21,6 +22,7 @@ from ml_collections import config_dict
 
 from bertjax import cli, interop
 from bertjax import config as configs
+from bertjax.data.labelled import is_dataset
 from bertjax.data.tokenizer import Tokenizer
 from bertjax.errors import UserError
 from bertjax.model.heads import BertForPreTraining
@@ -150,10 +152,29 @@ def _evaluation(command: configs.CommandLine, workdir: str) -> Run:
                 "bertjax.prepare), or without this key the run's own"
             )
         configs.update(config, {key: value})
+    _fit_here(config, command.explicit)
     config = configs.resolve(config)
     mesh = _mesh(config, train=False)
     task = make_task(config, workdir, Tokenizer.load(workdir), saved[1].get("labels"))
     return Run(config, task, mesh, None)
+
+
+def _fit_here(config: config_dict.ConfigDict, explicit: frozenset[str]) -> None:
+    """Fit a saved config to a machine with other devices, or without the training file, neither of
+    which an evaluation needs; says so. What the command line asks for stays."""
+    sizes = {key: config.mesh[key] for key in ("data", "fsdp", "tensor")}
+    given, count = math.prod(size for size in sizes.values() if size > 0), jax.device_count()
+    fits = count % given == 0 if -1 in sizes.values() else count == given
+    if not fits and not any(f"mesh.{key}" in explicit for key in sizes):
+        listed = ", ".join(f"mesh.{key}={size}" for key, size in sizes.items())
+        configs.stderr(f"{listed} was for other devices: these {count} are taken as mesh.data")
+        config.mesh.update({"data": -1, "fsdp": 1, "tensor": 1})
+    train, others = config.data.train, config.data.validation or config.data.test
+    if config.task != "pretrain" and train and others and "data.train" not in explicit:
+        remote = "://" in train or is_dataset(train)
+        if not remote and not epath.Path(train).expanduser().exists():
+            configs.stderr(f"{train} is not there, and an evaluation does not need it")
+            config.data.train = ""
 
 
 def _mesh(config: config_dict.ConfigDict, *, train: bool) -> jax.sharding.Mesh:

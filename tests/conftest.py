@@ -4,17 +4,19 @@ import os
 import pathlib
 import signal
 
-# Before jax starts: tests of sharding need several devices. Where those share a busy core or two,
-# one may wait for another longer than the 40 s after which XLA aborts the whole process. Of flags
-# given twice the last counts, so a test's own process adds its number of devices.
+# Before jax starts: tests of sharding need several devices.
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 if "xla_force_host_platform_device_count" not in os.environ.get("XLA_FLAGS", ""):
-    patient = "--xla_cpu_collective_call_terminate_timeout_seconds=600"
-    given = os.environ.get("XLA_FLAGS", "")
-    os.environ["XLA_FLAGS"] = f"{given} {patient} --xla_force_host_platform_device_count=8".strip()
+    os.environ["XLA_FLAGS"] = (
+        os.environ.get("XLA_FLAGS", "") + " --xla_force_host_platform_device_count=8"
+    ).strip()
 
 import pytest
 from absl import flags
+
+from bertjax import cli
+
+cli.spare_threads()
 
 
 def pytest_configure(config: pytest.Config) -> None:

@@ -1,5 +1,6 @@
 """What the front doors share."""
 
+import os
 import platform
 import subprocess
 import sys
@@ -8,6 +9,23 @@ import pytest
 
 from bertjax import cli
 from bertjax.errors import UserError
+
+
+@pytest.mark.parametrize(
+    "flags, given, threads",
+    [("--xla_force_host_platform_device_count=8", None, 64),
+     ("--xla_force_host_platform_device_count=8 --xla_force_host_platform_device_count=9", None, 72),
+     ("--xla_force_host_platform_device_count=8", "3", 3), ("--other=8", None, 0), ("", None, 0)],
+)  # fmt: skip
+def test_virtual_devices_have_threads_to_spare(monkeypatch, flags, given, threads):
+    monkeypatch.setenv("XLA_FLAGS", flags)
+    monkeypatch.setattr(os, "cpu_count", lambda: 2)
+    monkeypatch.delenv("PJRT_NPROC", raising=False)
+    if given:
+        monkeypatch.setenv("PJRT_NPROC", given)
+    cli.spare_threads()
+    assert int(os.environ.get("PJRT_NPROC", 0)) == threads
+
 
 FAULTS = """
 import resource, sys

@@ -7,9 +7,11 @@ import pathlib
 import subprocess
 import sys
 
+import jax
 import pytest
 
-from bertjax import cli, main
+from bertjax import cli, main, start
+from bertjax import config as configs
 
 ROOT = pathlib.Path(__file__).parent.parent
 TINY = f"--config={ROOT / 'configs' / 'tiny.py'}"
@@ -65,6 +67,27 @@ def test_summary_prints_the_tree_and_the_published_counts(capsys):
     assert "bert/encoder/attention/query/kernel" in out and "layers 24" in out
 
 
+def test_an_evaluation_fits_the_devices_and_files_of_this_machine(tmp_path, capsys):
+    def fitted(mesh, train="gone.tsv", explicit=()):
+        config = configs.default_config()
+        config.task, config.data.validation, config.data.train = "classify", "dev.tsv", train
+        config.mesh.update(dict(zip(("data", "fsdp", "tensor"), mesh, strict=True)))
+        start._fit_here(config, frozenset(explicit))
+        return tuple(config.mesh[key] for key in ("data", "fsdp", "tensor")), config.data.train
+
+    assert jax.device_count() == 8
+    assert fitted((4, 2, 2)) == ((-1, 1, 1), "")
+    said = capsys.readouterr().err
+    assert "mesh.data=4, mesh.fsdp=2, mesh.tensor=2 was for other devices" in said
+    assert "gone.tsv is not there" in said
+    (tmp_path / "a.tsv").write_text("good\tpos\n")
+    assert fitted((2, 2, 2), f"{tmp_path}/a.tsv") == ((2, 2, 2), f"{tmp_path}/a.tsv")
+    assert fitted((-1, 2, 2), "tfds:glue/mrpc:train") == ((-1, 2, 2), "tfds:glue/mrpc:train")
+    assert fitted((-1, 3, 1))[0] == (-1, 1, 1)
+    asked = ("mesh.data", "data.train")
+    assert fitted((4, 2, 2), explicit=asked) == ((4, 2, 2), "gone.tsv")
+
+
 def test_the_entry_file_stays_short():
     assert len((ROOT / "bertjax" / "main.py").read_text().splitlines()) < 60
 
@@ -94,5 +117,5 @@ def test_smoke_trains_resumes_and_evaluates(tmp_path):
     with pytest.raises(subprocess.CalledProcessError) as refused:
         call("--mode=evaluate", "--config.data.source=texts/*.txt")
     assert "takes a prepared corpus" in refused.value.stderr
-    more = call("--config.train.steps=25")
+    more = call("--config.train.steps=25", "--config.data.workers=2")  # grain's processes
     assert "step 20" in more.stdout and "25/25" in more.stdout

@@ -183,9 +183,15 @@ def run(workdir: str, cell: Cell, environment: Mapping[str, str], stop: Stop) ->
     """Train a cell in a process of its own, or go on with it; returns its state.
 
     A process that ends badly ends alone: its sentence is kept in the cell's file.
+
+    Raises:
+        UserError: another process is training the cell.
     """
     folder = path_of(workdir, cell.name)
     seconds = (read(folder) or {}).get("seconds", 0.0)
+    # The process of an ablation that was killed may be training yet: no other cell beside it.
+    with contextlib.closing(workdirs.lock(str(folder))):
+        pass
     write(workdir, cell, state=INTERRUPTED, sentence="")  # what a kill of this process leaves
     began = time.monotonic()
     with open(folder / LOG, "ab") as log:

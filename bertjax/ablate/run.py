@@ -15,9 +15,11 @@ from bertjax.ablate import budget, cells, finetune, grid, table
 from bertjax.ablate.cells import Stop
 from bertjax.ablate.grid import Cell
 from bertjax.data import builder
+from bertjax.data.labelled import is_dataset
 from bertjax.data.tokenizer import Tokenizer
 from bertjax.errors import UserError
 from bertjax.tasks.corpus import corpus_folder, prepare_data
+from bertjax.tasks.sources import split_sources
 from bertjax.train import workdir as workdirs
 
 CORPORA = "corpora"
@@ -168,6 +170,7 @@ def run(
     with workdirs.lock(workdir):
         with cli.leaving_on_sigterm():
             costs = with_corpora(ablation, workdir)
+        _check_files(ablation.tuned)
         gone = cells.check_unchanged(workdir, ablation.cells)
         if gone:
             configs.stderr(f"no longer in the grid, left alone: {', '.join(gone)}")
@@ -184,6 +187,17 @@ def run(
             f"{len(failed)} of {len(made.rows)} cells have failed; the same command tries them anew"
         )
     return int(bool(failed)), made
+
+
+def _check_files(tuned: list[Cell]) -> None:
+    """UserError where a file of a fine-tuning is not there: before the pretraining, not after."""
+    for cell in tuned:
+        if cell.config["smoke"]:
+            continue
+        for split, source in split_sources(cell.resolved()).items():
+            local = "://" not in source and not is_dataset(source)
+            if local and not os.path.exists(os.path.expanduser(source)):
+                raise UserError(f"the cell {cell.name}: no file {source} (data.{split})")
 
 
 def train_all(

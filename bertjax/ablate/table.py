@@ -65,14 +65,21 @@ def make(
     """The table of the cells as they stand in their folders."""
     rows = [_pretrain_row(workdir, cell, costs[cell.name]) for cell in pretrained]
     tuned_rows = [_finetune_row(workdir, cell, costs) for cell in tuned]
-    best = _best(tuned, tuned_rows)
+    notes = list(notes)
+    best = _best(tuned, tuned_rows, {cell.name: _held_out(workdir, cell) for cell in tuned}, notes)
     for row in rows:
         row["scores"] = {b["task"]: b["validation"] for b in best if b["start"] == row["cell"]}
     groups = _groups(pretrained, rows)
     for row in tuned_rows:  # the test set is looked at for the chosen settings alone
         if not row["chosen"]:
             row["test"] = None
-    return Table(about, [*rows, *tuned_rows], groups, best, list(notes))
+    return Table(about, [*rows, *tuned_rows], groups, best, notes)
+
+
+def _held_out(workdir: str, cell: Cell) -> str:
+    """A digest of the development set that a cell was scored on, '' where it does not say."""
+    saved = workdirs.read_config(str(cells.path_of(workdir, cell.name)))
+    return str(saved[1].get("held_out", {}).get("validation", "")) if saved else ""
 
 
 def _state(workdir: str, cell: Cell) -> tuple[Row, dict[str, Any] | None]:
@@ -159,9 +166,12 @@ def _parameters(sizes: tuple[Any, ...]) -> int:
     return budget.parameters(config_dict.ConfigDict(config), config.model.vocab_size)
 
 
-def _best(tuned: Sequence[Cell], rows: Sequence[Row]) -> list[Row]:
+def _best(
+    tuned: Sequence[Cell], rows: Sequence[Row], held_out: Mapping[str, str], notes: list[str]
+) -> list[Row]:
     """Of each start and task the setting whose mean over its seeds is best on the development
-    set. A setting counts when all of its seeds are finished; the first of equals is taken."""
+    set. A setting counts when all of its seeds are finished; the first of equals is taken. None is
+    where they were scored on other rows or by another metric, which becomes a note."""
     contests: dict[tuple[str, str], dict[str, list[Row]]] = {}
     setting_of: dict[str, str] = {}
     for cell, row in zip(tuned, rows, strict=True):
@@ -182,6 +192,13 @@ def _best(tuned: Sequence[Cell], rows: Sequence[Row]) -> list[Row]:
         }  # fmt: skip
         best.append(row)
         if not whole:
+            continue
+        runs = [run for group in whole.values() for run in group]
+        if len({(held_out[run["cell"]], run["metric"]) for run in runs}) > 1:
+            notes.append(
+                f"{task}: no setting is chosen, since not all are scored on the same development "
+                "set by the same metric"
+            )
             continue
         sign = 1 if next(iter(whole.values()))[0]["larger_is_better"] else -1
         group = max(whole, key=lambda g: sign * statistics.fmean(r["validation"] for r in whole[g]))

@@ -13,6 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 import grain
 import numpy as np
+from absl import flags
 
 from bertjax.data.packing import Packer
 from bertjax.data.pairs import NO_LABEL, Examples, Pair
@@ -110,6 +111,8 @@ class PretrainLoader:
         options = grain.ReadOptions(num_threads=1, prefetch_buffer_size=_AHEAD)
         dataset = grain.MapDataset.source(steps).to_iter_dataset(options)
         if self._workers:
+            if not flags.FLAGS.is_parsed():  # grain asks for its own flags, which nobody parses
+                flags.FLAGS.mark_as_parsed()
             dataset = dataset.mp_prefetch(
                 grain.MultiprocessingOptions(self._workers, per_worker_buffer_size=_AHEAD)
             )

@@ -75,6 +75,8 @@ def attention(
             break
         inside = look_inside(bert, [row])
         table = np.stack([layer[0] for layer in inside.attentions])
+        if not np.isfinite(table).all():
+            raise UserError("the weights give attention that is not finite: the run has diverged")
         shown.append({"tokens": inside.tokens[0], "second": inside.second[0], "start": used})
         weights.append(np.rint(table * STEPS).astype(np.uint8).tobytes())
         used += need

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+from typing import Any
 
 from etils import epath
 from ml_collections import config_dict
@@ -28,17 +29,22 @@ def prepare_data(config: config_dict.ConfigDict, workdir: str, tokenizer: Tokeni
     A vocabulary that the run starts from is kept; otherwise data.vocab says which to take or
     train.
     """
-    source = _source(config)
-    if is_prepared(source):
-        return
     data = config.data
     folder, request = own_corpus(workdir), epath.Path(workdir) / REQUEST
-    vocab = tokenizer.fingerprint if tokenizer else data.vocab
-    wanted = {
-        "source": source, "vocab": vocab, "lower_case": data.lower_case,
-        "language": data.language, "held_out": data.held_out,
-    }  # fmt: skip
-    if is_prepared(folder) and request.exists() and json.loads(request.read_text()) == wanted:
+
+    def wanted() -> dict[str, Any]:
+        return {
+            "source": data.source, "vocab": tokenizer.fingerprint if tokenizer else data.vocab,
+            "lower_case": data.lower_case, "language": data.language, "held_out": data.held_out,
+        }  # fmt: skip
+
+    # What is prepared is not asked of its source, which may be gone.
+    has = _request(workdir)
+    source = data.source if has == wanted() else _source(config)
+    if is_prepared(source):
+        return
+    vocab = data.vocab
+    if has == wanted():
         stderr(
             f"{folder} was prepared from {source}, which is not read again: a run has one corpus "
             "(another --workdir takes what is there now)"
@@ -73,7 +79,15 @@ def prepare_data(config: config_dict.ConfigDict, workdir: str, tokenizer: Tokeni
                 "take another --workdir"
             )
         target.rmtree()
-    request.write_text(json.dumps(wanted))
+    request.write_text(json.dumps(wanted()))
+
+
+def _request(workdir: str) -> dict[str, Any] | None:
+    """What the corpus in a workdir was prepared from, None where there is none."""
+    path = epath.Path(workdir) / REQUEST
+    if not is_prepared(own_corpus(workdir)) or not path.exists():
+        return None
+    return json.loads(path.read_text())
 
 
 def check_vocabulary(config: config_dict.ConfigDict, source: str, tokens: list[str]) -> None:
@@ -121,6 +135,9 @@ def own_corpus(workdir: epath.PathLike) -> epath.Path:
 
 def corpus_folder(config: config_dict.ConfigDict, workdir: str) -> epath.Path:
     """The prepared corpus of a run: config.data.source itself, or what was made from it."""
+    has = _request(os.fspath(workdir))
+    if has is not None and has["source"] == config.data.source:
+        return own_corpus(workdir)
     source = _source(config)
     return path_of(source) if is_prepared(source) else own_corpus(workdir)
 

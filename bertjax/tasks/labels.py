@@ -29,6 +29,14 @@ def unified(names: Sequence[str], like: Set[str] = frozenset()) -> list[str]:
     return [taken.get(x, x) for x in names]
 
 
+def few(labels: Sequence[str]) -> str:
+    """The first labels, shortened, and how many there are: a column of texts is soon taken for
+    labels."""
+    shown = ", ".join(label if len(label) <= 60 else f"{label[:60]}..." for label in labels[:12])
+    more = f" ... ({len(labels):,} in all: is config.data.label_column right?)"
+    return shown + more * (len(labels) > 12)
+
+
 def ordered(labels: Iterable[str]) -> tuple[str, ...]:
     """Distinct labels, numbers by value and then names by the alphabet."""
 
@@ -60,7 +68,7 @@ def settle(
     if unknown:
         raise UserError(
             f"the training data has the label '{unknown[0]}', which the head of "
-            f"{init_from or 'the workdir'} does not know (it knows {', '.join(known)}): name them "
+            f"{init_from or 'the workdir'} does not know (it knows {few(known)}): name them "
             "alike, or set config.new_head=True to train a new head"
         )
     return tuple(known), False
@@ -79,8 +87,8 @@ def numbers(
     if unknown is not None:
         at = dict.fromkeys(w for value, w in zip(values, where, strict=True) if value == unknown)
         raise UserError(
-            f"{source}: the label '{unknown}' ({places(list(at))}) is none of the training labels "
-            f"{', '.join(labels)}: correct it, take it out, or train on an example of it, too"
+            f"{source}: the label '{unknown:.60}' ({places(list(at))}) is none of the training "
+            f"labels {few(labels)}: correct it, take it out, or train on an example of it, too"
         )
     return np.array([index[value] for value in values], np.int32)
 
@@ -132,7 +140,7 @@ def class_weights(spec: str, labels: Sequence[str], counts: Mapping[str, int]) -
         except ValueError:
             raise UserError(
                 f"config.train.class_weights={spec}: '{item}' is not LABEL=WEIGHT with a label of "
-                f"{', '.join(labels)}; or say balanced"
+                f"{few(labels)}; or say balanced"
             ) from None
         if not equals or weights.min() < 0 or not np.isfinite(weights).all():
             raise UserError(f"config.train.class_weights={spec}: weights are numbers from 0 on")

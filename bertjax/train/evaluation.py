@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import math
 import sys
 import warnings
 from collections.abc import Callable, Mapping
+from fnmatch import fnmatch
 from typing import IO, Any
 
 import jax
@@ -13,15 +16,25 @@ import numpy as np
 from jax.experimental import multihost_utils
 from jax.sharding import Mesh
 
+from bertjax import fields
 from bertjax.errors import UserError
 from bertjax.parallel import mesh as meshes
 from bertjax.tasks.task import Batch, Rows, Task
 from bertjax.train import checkpoint
 from bertjax.train.progress import Progress, figures_text
 from bertjax.train.step import abstract_params, make_eval_step
-from bertjax.train.workdir import on_first_process, read_config
+from bertjax.train.workdir import on_first_process, read_config, write_json
 
 Results = dict[str, dict[str, float]]  # split -> name -> figure
+# In a folder of an evaluation: step, what is not as in the run, figures.
+ABOUT = "evaluation.json"
+# Keys that change no prediction; data is known by its digests.
+_SAME_PREDICTIONS = (
+    "mesh.*", "checkpoint.*", "train.*", "optimizer.*", "ablate.*", "loss.*", "seed", "init_from",
+    "new_head", "encoder_only", "smoke", "model.remat", "data.workers", "data.batch_size",
+    "data.eval_batch_size", "data.train", "data.validation", "data.test", "data.source",
+    "data.vocab",
+)  # fmt: skip
 
 
 class Evaluator:
@@ -127,23 +140,41 @@ def evaluate(
     for split in task.eval_splits:
         results[split] = evaluator.run(params, split)
         progress.say(f"{split}: {figures_text(results[split])}")
-    summary = finish(task, _place(task, workdir, manifest.step), params, results)
+    place, changed = _place(task, workdir, manifest.step)
+    summary = finish(task, place, params, results)
     progress.say(summary)
+    if place != workdir:
+        about = {"step": manifest.step, "changed": changed, "figures": results}
+        on_first_process(lambda: write_json(place, ABOUT, about))
     return flat(results)
 
 
-def _place(task: Task, workdir: str, step: int) -> str:
-    """Where the predictions of an evaluation go: those in the workdir stay what the figures of its
-    finished run were made of, so other steps and other data have a folder of their own."""
+def _place(task: Task, workdir: str, step: int) -> tuple[str, dict[str, Any]]:
+    """Where the predictions of an evaluation go, and what is not as in the run.
+
+    Those in the workdir stay what the figures of its finished run were made of, so another step,
+    other data and other settings have each a folder of their own.
+    """
     best = checkpoint.find(workdir, None, task.best_metric).rpartition("/")[2]
     config, artifacts = read_config(workdir) or ({}, {})
     saved, now = artifacts.get("held_out"), task.artifacts().get("held_out", {})
     if saved is None:  # by an earlier version
         saved, now = ({k: c.get("data", {}).get(k, "") for k in ("validation", "test")}
                       for c in (config, task.config.to_dict()))  # fmt: skip
-    if str(step) == best and saved == now:
-        return workdir
-    return f"{workdir}/evaluate-step-{step}"
+    before, after = fields.flat(config), fields.flat(task.config.to_dict())
+    if "unanswerable" in artifacts:  # 'auto' in the config of the run
+        before["data.unanswerable"] = "yes" if artifacts["unanswerable"] else "no"
+    changed = {
+        key: after[key]
+        for key in sorted(before.keys() & after.keys())
+        if before[key] != after[key] and not any(fnmatch(key, kind) for kind in _SAME_PREDICTIONS)
+    }
+    if saved != now:
+        changed["held_out"] = now
+    if str(step) == best and not changed:
+        return workdir, {}
+    digest = hashlib.sha256(json.dumps(changed, sort_keys=True).encode()).hexdigest()[:6]
+    return f"{workdir}/evaluate-step-{step}{f'-{digest}' if changed else ''}", changed
 
 
 def finish(task: Task, workdir: str, params: Any, results: Results) -> str:

@@ -34,10 +34,11 @@ from bertjax.tasks.task import Batch, Rows, Task
 from bertjax.train import checkpoint
 from bertjax.train import workdir as folder
 from bertjax.train.evaluation import Evaluator, Results, check_batches, finish, flat, unflat
+from bertjax.train.manifest import Damaged, verify
 from bertjax.train.optimizer import make_optimizer, make_schedule, warmup_steps
 from bertjax.train.profile import Profile
 from bertjax.train.progress import Meter, Progress, figures_text
-from bertjax.train.record import Record
+from bertjax.train.record import Diverged, Record
 from bertjax.train.signals import StopSignals
 from bertjax.train.step import (
     StepByShape,
@@ -99,7 +100,7 @@ def _enter(
     if finished is not None:
         step = finished["step"]
         ended = step >= task.train_steps or _still_stopped(finished, config.train)
-        if ended and steps and step == steps[-1]:
+        if ended and steps and step == steps[-1] and _is_whole(workdir, step, say):
             more = ", which asks for no more" if step > task.train_steps else ""
             say(f"the run in {workdir} is finished: step {step} of {task.train_steps}{more}")
             say(finished["summary"])
@@ -111,16 +112,22 @@ def _enter(
     return None
 
 
+def _is_whole(workdir: str, step: int, say: Callable[[str], None]) -> bool:
+    """Whether the last checkpoint of a finished run is good; says it where it is not."""
+    try:
+        verify(checkpoint.root(workdir) / checkpoint.FOLDER / str(step))
+    except Damaged as error:
+        say(f"warning: {error}: the run goes on from an earlier one")
+        return False
+    return True
+
+
 def _still_stopped(finished: Mapping[str, Any], train: Any) -> bool:
     """Whether train.patience, as it is now, ends a run where it had ended it before."""
     before = finished.get("stopped")
     if not before or not train.patience:
         return False
     return train.patience * train.eval_every <= before["patience"] * before["eval_every"]
-
-
-class Diverged(UserError):
-    """The run has come to its end, and its loss is not finite."""
 
 
 class _Run:
@@ -287,7 +294,7 @@ class _Run:
 
     def _evaluation_due(self, step: int) -> bool:
         every = self.config.train.eval_every
-        return step == self.steps or (step > 0 and every > 0 and step % every == 0)
+        return step >= self.steps or (step > 0 and every > 0 and step % every == 0)
 
     def _evaluate(self, step: int, state: TrainState) -> None:
         """Evaluate every split; nothing is noted of an evaluation that a signal breaks off."""

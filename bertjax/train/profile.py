@@ -22,13 +22,13 @@ class Profile:
         self._steps, self._say = steps, say
         self._first, self._last = parse(steps)
         self._folder = os.path.join(workdir, "profile")
-        self._on, self._done = False, 0
+        self._on, self._traced, self._done = False, False, 0
 
     def before(self, done: int) -> None:
         """`done` steps are done and another one is about to run."""
-        if done + 1 == self._first:
+        if not self._on and not self._traced and self._first <= done + 1 <= self._last:
             jax.profiler.start_trace(self._folder)
-            self._on = True
+            self._on = self._traced = True
         self._done = done + 1
 
     def after(self, done: int, result: Any) -> None:
@@ -42,7 +42,12 @@ class Profile:
         jax.profiler.stop_trace()
 
     def close(self) -> None:
-        """Write what has been traced where the run ends before step LAST."""
+        """Write what has been traced where the run ends before step LAST; say if nothing has."""
+        if self._last and not self._traced and self._done:
+            self._say(
+                f"warning: train.profile={self._steps}: no trace, since these steps were not among "
+                f"those that ran (the last was {self._done})"
+            )
         if self._on:
             self._say(f"train.profile={self._steps}: the trace ends with step {self._done}")
             self._stop()

@@ -19,6 +19,10 @@ from bertjax.train.writers import Writers
 SKIPPED_AT_MOST = 100
 
 
+class Diverged(UserError):
+    """Losses or gradients are not finite: the run is at an end, or nothing is learnt any more."""
+
+
 class Record:
     """The figures of a run, step by step, one step behind the device.
 
@@ -100,14 +104,14 @@ class Record:
         what = f"step {step} is not finite ({', '.join(bad)}) at batch {step - 1}{where}"
         kept = f"step {self._saved()}" if self._saved() >= 0 else "none yet"
         if self._on_nonfinite == "stop":
-            raise UserError(
+            raise Diverged(
                 f"{what}; train.on_nonfinite=stop ends the run (newest good checkpoint: {kept}). "
                 "Lower the learning rate, look at that batch, or set train.on_nonfinite=skip"
             )
         self._skipped += 1
         self._in_a_row += 1
         if self._in_a_row == SKIPPED_AT_MOST:
-            raise UserError(
+            raise Diverged(
                 f"{what}; it is the {SKIPPED_AT_MOST}th in a row that is skipped, so nothing is "
                 f"learnt any more (newest checkpoint: {kept}). Lower the learning rate or look at "
                 "that batch"

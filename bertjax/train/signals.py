@@ -38,6 +38,9 @@ class StopSignals:
     def __exit__(self, *_: object) -> None:
         for number, handler in self._before.items():
             signal.signal(number, handler)
+            outer = getattr(handler, "__self__", None)
+            if self._signal == number and isinstance(outer, StopSignals):
+                outer._signal = number  # it came when this one asked no more
 
     def _remember(self, number: int, frame: FrameType | None) -> None:
         del frame
@@ -58,6 +61,11 @@ class StopSignals:
         elif self._signal is not None:
             self._stopping = True
         return self._stopping
+
+    @property
+    def pending(self) -> bool:
+        """Whether a signal has come to this process."""
+        return self._signal is not None
 
     @property
     def exit_code(self) -> int:

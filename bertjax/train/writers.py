@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import logging
 import math
 import os
 import time
@@ -19,6 +20,8 @@ from bertjax.errors import UserError
 from bertjax.files import replace_text
 
 METRICS = "metrics.jsonl"
+# It warns of each figure that is not finite; the run itself says so once.
+logging.getLogger("tensorboardX.x2num").setLevel(logging.ERROR)
 
 
 def cut_back(lines: list[str], step: int, evaluated: bool) -> list[str]:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import pathlib
 import re
+import subprocess
+import sys
 
 import pytest
 
@@ -312,6 +315,24 @@ def test_a_corpus_or_start_that_has_changed_is_refused(tmp_path, what):
         (start / "checkpoints" / "20").mkdir()
     with pytest.raises(UserError, match=rf"\(config\.{what}\) has changed since the cell"):
         cells.check_unchanged(str(tmp_path), [cell])
+
+
+def test_a_cell_that_another_process_trains_is_left_to_it(tmp_path):
+    (cell,) = run.expand(config_of(ablate__variants="data.mask_rate=0.2")).cells
+    cells.write(str(tmp_path), cell)
+    hold = "import sys; from bertjax.train import workdir as w; f = w.lock(sys.argv[1]); print(1)"
+    owner = subprocess.Popen(
+        [sys.executable, "-c", f"{hold}; sys.stdout.flush(); sys.stdin.read()",
+         str(cells.path_of(str(tmp_path), cell.name))],
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+    )  # fmt: skip
+    try:
+        assert owner.stdout.readline() == b"1\n"
+        with pytest.raises(UserError, match=f"is in use by process {owner.pid}"):
+            cells.run(str(tmp_path), cell, os.environ, cells.Stop())
+    finally:
+        owner.communicate(b"")
+    assert cells.read(cells.path_of(str(tmp_path), cell.name))["state"] == cells.WAITING
 
 
 def test_a_cells_config_follows_a_moved_folder(tmp_path):

@@ -14,6 +14,7 @@ from bertjax import cli
 from bertjax import config as configs
 from bertjax.ablate import __main__ as ablate
 from bertjax.ablate import budget, cells, plots, run, table
+from bertjax.errors import UserError
 from bertjax.train import workdir as workdirs
 
 ROOT = pathlib.Path(__file__).parents[2]
@@ -138,6 +139,33 @@ def test_the_setting_is_chosen_on_the_development_set_alone(tmp_path):
     assert [lines[c.name]["test"] for c in found.tuned] == ["", "", "0.6", "0.5", "", ""]
     assert lines["L1_H8_A2"]["own (development)"] == str(best["validation"])
     assert "own (accuracy)" in (tmp_path / "ablation.md").read_text()
+
+
+def test_no_setting_is_chosen_over_different_development_sets(tmp_path):
+    config = config_of(task="classify", data__validation="b",
+                       ablate__grid="data.validation=b,c; seed=0,1")  # fmt: skip
+    found = run.expand(config).tuned
+    for number, cell in enumerate(found):
+        finish(tmp_path, cell, {"validation": {"loss": 0.1 * number}})
+        path = cells.path_of(str(tmp_path), cell.name) / workdirs.CONFIG
+        content = json.loads(path.read_text())
+        content["artifacts"]["held_out"] = {"validation": cell.config["data.validation"]}
+        path.write_text(json.dumps(content))
+    result = made(tmp_path, config)
+    (best,) = result.best
+    assert best["setting"] is None and best["validation"] is None
+    assert any("no setting is chosen" in note for note in result.notes)
+    assert not any(row["chosen"] for row in result.rows)
+
+
+def test_a_fine_tuning_without_its_file_is_refused_before_the_pretraining(tmp_path):
+    (tmp_path / "a.tsv").write_text("good\tpos\n")
+    data = f"data.train={tmp_path}/a.tsv,data.validation={tmp_path}/none.tsv"
+    found = run.expand(config_of(ablate__variants="L=1", ablate__finetune=f"own: {data}"))
+    with pytest.raises(UserError, match=r"no file .*none\.tsv \(data\.validation\)"):
+        run._check_files(found.tuned)
+    (tmp_path / "none.tsv").write_text("good\tpos\n")
+    run._check_files(found.tuned)
 
 
 def test_smaller_is_better_where_the_metric_says_so(tmp_path):

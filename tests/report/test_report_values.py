@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import base64
+import dataclasses
 import gzip
 import json
 from pathlib import Path
 
+import jax
 import numpy as np
 import pytest
 from report_runs import (
@@ -162,6 +164,13 @@ def test_attention_keeps_to_its_budget_and_says_so(mlm):
     assert content["notes"] == [
         "4 of 4 texts were cut to their first 8 tokens.", "2 of 6 texts are shown."
     ]  # fmt: skip
+
+
+def test_a_run_that_has_diverged_has_no_attention_to_show(mlm):
+    nothing = jax.tree.map(lambda x: x * np.nan, mlm.params)
+    diverged = dataclasses.replace(mlm, params=nothing)
+    with pytest.raises(UserError, match="the run has diverged"):
+        inside.attention(diverged, texts_of("hello world"), 10**6, print)
 
 
 def test_a_pair_is_cut_at_its_longer_text():

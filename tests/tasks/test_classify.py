@@ -45,6 +45,12 @@ def task_of(tmp_path, train=None, validation=None, known=None, **values):
     return make("classify", tmp_path, known, data__train=train, data__header="no", **values)
 
 
+def message_of(*arguments, **options) -> str:
+    with pytest.raises(UserError) as error:
+        task_of(*arguments, **options)
+    return str(error.value)
+
+
 # Long texts
 
 
@@ -197,6 +203,12 @@ def test_a_checkpoint_with_other_labels_is_refused_or_gets_a_new_head():
         labels.settle(["good", "neg"], ("neg", "pos"), False, "model")
     assert labels.settle(["good", "neg"], ("neg", "pos"), True, "model") == (("good", "neg"), True)
     assert labels.settle(["pos"], ("neg", "pos"), False, "model") == (("neg", "pos"), False)
+
+
+def test_a_column_of_texts_makes_no_message_as_long_as_the_data(tmp_path):
+    train = "".join(f"pos\ta film of {'very ' * 30}{i}\n" for i in range(60))
+    text = message_of(tmp_path, train, "pos\tanother\n")
+    assert len(text) < 2000 and "60 in all: is config.data.label_column right?" in text
 
 
 def test_label_order():

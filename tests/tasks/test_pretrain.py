@@ -305,6 +305,18 @@ def test_a_raw_source_is_prepared_once_in_the_workdir(tmp_path):
         prepare_data(config_of(tmp_path / "text.txt"), str(tmp_path / "other"))
 
 
+def test_what_was_prepared_in_a_workdir_needs_no_source_any_more(tmp_path):
+    (tmp_path / "text.txt").write_text(text(9, 4))
+    config = config_of(tmp_path / "text.txt", **{"data.vocab": "train:100"})
+    workdir = str(tmp_path / "run")
+    prepare_data(config, workdir)
+    (tmp_path / "text.txt").unlink()
+    prepare_data(config, workdir)
+    assert str(corpora.corpus_folder(config, workdir)) == f"{workdir}/corpus"
+    with pytest.raises(UserError, match="no source"):
+        corpora.corpus_folder(config_of(tmp_path / "other.txt"), workdir)
+
+
 def test_the_corpus_of_a_run_with_checkpoints_is_not_replaced(tmp_path):
     (tmp_path / "text.txt").write_text(text(30, 6))
     workdir, vocab = tmp_path / "run", {"data.vocab": "train:150"}

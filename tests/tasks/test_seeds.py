@@ -1,7 +1,9 @@
 """Several seeds: the summary, and what is fresh, frozen, stopped early or chosen."""
 
 import json
+import os
 import pathlib
+import signal
 
 import jax
 import numpy as np
@@ -11,6 +13,7 @@ from bertjax import main, seeds
 from bertjax.errors import UserError
 from bertjax.start import _reinitialised
 from bertjax.train import loop
+from bertjax.train.signals import StopSignals
 
 CONFIG = pathlib.Path(__file__).parents[2] / "configs" / "classify.py"
 
@@ -69,6 +72,45 @@ def test_a_seed_that_diverges_does_not_keep_the_others_from_training(tmp_path, c
     assert "of 2 seeds" in capsys.readouterr().out
     content = json.loads((tmp_path / "run/seeds.json").read_text())
     assert content["seeds"] == [0, 2] and len(content["figures"]) == 2
+
+
+def test_a_seed_that_stops_at_a_step_that_is_not_finite_does_not_keep_others(tmp_path, monkeypatch):
+    (tmp_path / "a.tsv").write_text("text\tlabel\n" + "good\tpos\nbad\tneg\n" * 8)
+    arguments = [
+        f"--config={CONFIG}:smoke", f"--workdir={tmp_path}/run", "--config.train.seeds=2",
+        f"--config.data.train={tmp_path}/a.tsv", "--config.train.on_nonfinite=stop",
+        "--config.data.vocab=train:100", "--config.train.steps=3", "--config.model.num_layers=1",
+        "--config.data.seq_length=16",
+    ]  # fmt: skip
+    train = loop.train
+
+    def one_stops(config, task, workdir, **options):
+        if config.seed == 0:
+            losses = task.losses
+            task.losses = lambda *args, **kw: {
+                name: (total * np.inf, weight)
+                for name, (total, weight) in losses(*args, **kw).items()
+            }
+        return train(config, task, workdir, **options)
+
+    monkeypatch.setattr(loop, "train", one_stops)
+    with pytest.raises(UserError, match=r"1 of 2 seeds diverged \(0\).*step 1 is not finite"):
+        main.main(arguments)
+    assert json.loads((tmp_path / "run/seeds.json").read_text())["seeds"] == [1]
+    with pytest.raises(UserError, match="holds runs of several seeds"):
+        seeds.check(f"{tmp_path}/run", 1)
+    seeds.check(f"{tmp_path}/run", 5)
+    seeds.check(f"{tmp_path}/run/seed-1", 1)
+    with pytest.raises(UserError, match="holds one run, but"):
+        seeds.check(f"{tmp_path}/run/seed-1", 3)
+
+
+def test_a_signal_at_the_end_of_one_run_is_not_lost_to_the_next():
+    with StopSignals() as outer:
+        with StopSignals() as inner:
+            assert not inner.due() and not outer.pending
+            os.kill(os.getpid(), signal.SIGINT)  # nobody asks `inner` any more
+        assert outer.pending and outer.exit_code == 130
 
 
 def test_top_layers_and_pooler_start_afresh():

@@ -210,7 +210,7 @@ def test_deterministic_too_late_is_said(monkeypatch):
 
 def start(workdir, *arguments: str, devices: int) -> subprocess.Popen:
     env = dict(os.environ, PYTHONPATH=str(HERE.parent.parent))
-    env["XLA_FLAGS"] += f" --xla_force_host_platform_device_count={devices}"
+    env["XLA_FLAGS"] = f"--xla_force_host_platform_device_count={devices}"
     return subprocess.Popen(
         [sys.executable, str(HERE / "helpers_loop.py"), str(workdir), *arguments],
         env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,

@@ -6,6 +6,7 @@ import json
 import logging
 import os
 import pathlib
+import re
 import signal
 import subprocess
 import sys
@@ -358,7 +359,39 @@ def test_held_out_data_of_a_finished_run_that_change_are_refused(tmp_path):
     for known in (Known(task.config), changed):
         known.finish = lambda workdir, params, results: places.append(workdir) or ""
         evaluate(task.config, known, str(tmp_path), mesh=mesh(), stream=io.StringIO())
-    assert places == [str(tmp_path), f"{tmp_path}/evaluate-step-2"]
+    assert places[0] == str(tmp_path)
+    assert re.fullmatch(r"evaluate-step-2-[0-9a-f]{6}", pathlib.Path(places[1]).name)
+    about = json.loads((pathlib.Path(places[1]) / "evaluation.json").read_text())
+    assert about["step"] == 2 and about["changed"] == {"held_out": {"validation": "2"}}
+    assert about["figures"]["validation"]
+    for other, alike in (({"model__dtype": "bfloat16"}, False), ({"data__workers": 3}, True)):
+        task = Known(tiny_config(train__steps=2, train__eval_every=0, **other))
+        task.finish = known.finish
+        evaluate(task.config, task, str(tmp_path), mesh=mesh(), stream=io.StringIO())
+        assert (places[-1] == places[0]) is alike and places[-1] != places[1]
+
+
+def test_fewer_steps_than_are_done_are_evaluated_nevertheless(tmp_path):
+    run(tmp_path, Interrupted(tiny_config(train__eval_every=0), at_step=8))
+    run(tmp_path, TinyTask(tiny_config(train__steps=6, train__eval_every=0)))
+    finished = json.loads((tmp_path / "finished.json").read_text())
+    assert finished["step"] >= 7 and finished["results"]["validation"]["loss"] > 0
+
+
+def test_a_finished_run_whose_last_checkpoint_is_damaged_makes_it_anew(tmp_path):
+    task = TinyTask(tiny_config(train__steps=6, checkpoint__every=4))
+    run(tmp_path, task)
+    before = (tmp_path / "finished.json").read_text()
+    path = max(
+        (tmp_path / "checkpoints/6").rglob("*"), key=lambda p: p.is_file() * p.stat().st_size
+    )
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 1
+    path.write_bytes(data)
+    _, text = run(tmp_path, TinyTask(task.config))
+    assert "is damaged" in text and "goes on from an earlier one" in text
+    assert (tmp_path / "finished.json").read_text() == before
+    assert "is finished" in run(tmp_path, TinyTask(task.config))[1]
 
 
 def test_another_step_than_the_best_leaves_its_predictions_alone(straight):
@@ -507,6 +540,12 @@ def test_profile(tmp_path):
     _, text = run(tmp_path / "short", TinyTask(tiny_config(train__steps=4, train__profile="3:50")))
     assert list((tmp_path / "short/profile").rglob("*.xplane.pb"))
     assert "train.profile=3:50: the trace ends with step 4" in text
+    _, text = run(tmp_path / "none", TinyTask(tiny_config(train__steps=4, train__profile="20:25")))
+    assert "train.profile=20:25: no trace" in text and "the last was 4" in text
+    run(tmp_path / "on", Interrupted(tiny_config(train__steps=6), at_step=4))
+    # Resumed between FIRST and LAST.
+    run(tmp_path / "on", TinyTask(tiny_config(train__steps=6, train__profile="2:5")))
+    assert list((tmp_path / "on/profile").rglob("*.xplane.pb"))
     run(tmp_path / "again", TinyTask(tiny_config(train__steps=2, train__profile="1:1")))
     assert parse("") == (0, 0) and parse("10:12") == (10, 12)
     for bad in ("3", "5:2", "0:1", "a:b"):
