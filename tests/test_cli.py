@@ -12,9 +12,9 @@ from bertjax.errors import UserError
 
 
 @pytest.mark.parametrize(
-    "flags, given, threads",
+    ("flags", "given", "threads"),
     [("--xla_force_host_platform_device_count=8", None, 64),
-     ("--xla_force_host_platform_device_count=8 --xla_force_host_platform_device_count=9", None, 72),
+     ("--xla_force_host_platform_device_count=8 --xla_force_host_platform_device_count=9", "", 72),
      ("--xla_force_host_platform_device_count=8", "3", 3), ("--other=8", None, 0), ("", None, 0)],
 )  # fmt: skip
 def test_virtual_devices_have_threads_to_spare(monkeypatch, flags, given, threads):

@@ -23,6 +23,7 @@ from bertjax.files import write_text
 CONFIG = "config.json"
 FINISHED = "finished.json"
 _CORPUS, _HELD_OUT = "artifacts.corpus.", "artifacts.held_out."  # digests
+_LABELLED = ("data.train", "data.validation", "data.test")  # paths
 LOCK = ".lock"
 
 # Config keys that may change when a run goes on; every other one would make it another run.
@@ -162,6 +163,10 @@ def check_config(
     if saved is not None:
         refused, said = compare_configs(saved[0], config)
         refused |= compare_configs({"artifacts": saved[1]}, {"artifacts": artifacts})[0]
+        now = json.loads(json.dumps(artifacts))
+        if all(key in now and now[key] == saved[1].get(key) for key in ("data", "held_out")):
+            # The same examples, wherever they lie now.
+            said |= {key: refused.pop(key) for key in _LABELLED if key in refused}
 
         def listed(differences: Mapping[str, tuple[Any, Any]]) -> str:
             parts = {

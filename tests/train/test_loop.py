@@ -11,7 +11,7 @@ import signal
 import subprocess
 import sys
 import time
-from typing import Any
+from typing import Any, ClassVar
 
 import jax
 import numpy as np
@@ -369,6 +369,26 @@ def test_held_out_data_of_a_finished_run_that_change_are_refused(tmp_path):
         task.finish = known.finish
         evaluate(task.config, task, str(tmp_path), mesh=mesh(), stream=io.StringIO())
         assert (places[-1] == places[0]) is alike and places[-1] != places[1]
+
+
+def test_labelled_files_may_move_but_not_change(tmp_path):
+    class Known(TinyTask):
+        made_of: ClassVar = {"data": "1", "held_out": {"validation": "2"}}
+
+        def artifacts(self):
+            return self.made_of
+
+    settings = {"train__steps": 2, "train__eval_every": 0}
+    run(tmp_path, Known(tiny_config(data__train="a.tsv", data__validation="b.tsv", **settings)))
+    moved = Known(tiny_config(data__train="x/a.tsv", data__validation="x/b.tsv", **settings))
+    _, text = run(tmp_path, moved)
+    assert 'data.train: "a.tsv" -> "x/a.tsv"' in text and "is finished" in text
+    moved.made_of = {"data": "1", "held_out": {"validation": "2", "test": "3"}}  # a set more
+    with pytest.raises(UserError, match=r"data\.train"):
+        run(tmp_path, moved)
+    moved.made_of = {"data": "9", "held_out": {"validation": "2"}}
+    with pytest.raises(UserError, match="the training data are others"):
+        run(tmp_path, moved)
 
 
 def test_fewer_steps_than_are_done_are_evaluated_nevertheless(tmp_path):
