@@ -170,7 +170,7 @@ def run(
     with workdirs.lock(workdir):
         with cli.leaving_on_sigterm():
             costs = with_corpora(ablation, workdir)
-        _check_files(ablation.tuned)
+        _check_files([x for x in ablation.tuned if not cells.is_finished(workdir, x.name)])
         gone = cells.check_unchanged(workdir, ablation.cells)
         if gone:
             configs.stderr(f"no longer in the grid, left alone: {', '.join(gone)}")

@@ -167,7 +167,9 @@ def _place(task: Task, workdir: str, step: int) -> tuple[str, dict[str, Any]]:
     changed = {
         key: after[key]
         for key in sorted(before.keys() & after.keys())
-        if before[key] != after[key] and not any(fnmatch(key, kind) for kind in _SAME_PREDICTIONS)
+        if before[key] != after[key]
+        # Another metric has another best checkpoint.
+        and (key == "train.metric" or not any(fnmatch(key, kind) for kind in _SAME_PREDICTIONS))
     }
     if saved != now:
         changed["held_out"] = now

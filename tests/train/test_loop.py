@@ -364,7 +364,8 @@ def test_held_out_data_of_a_finished_run_that_change_are_refused(tmp_path):
     about = json.loads((pathlib.Path(places[1]) / "evaluation.json").read_text())
     assert about["step"] == 2 and about["changed"] == {"held_out": {"validation": "2"}}
     assert about["figures"]["validation"]
-    for other, alike in (({"model__dtype": "bfloat16"}, False), ({"data__workers": 3}, True)):
+    for other, alike in (({"model__dtype": "bfloat16"}, False), ({"data__workers": 3}, True),
+                         ({"train__metric": "loss"}, False)):  # fmt: skip
         task = Known(tiny_config(train__steps=2, train__eval_every=0, **other))
         task.finish = known.finish
         evaluate(task.config, task, str(tmp_path), mesh=mesh(), stream=io.StringIO())
