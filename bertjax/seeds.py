@@ -33,14 +33,12 @@ def train(command: CommandLine, workdir: str) -> None:
     seeds = range(first, first + command.config.train.seeds)
     figures: list[dict[str, float]] = []
     diverged: dict[int, Diverged] = {}
-    with StopSignals() as stop:
-        for seed in seeds:
-            config = config_dict.ConfigDict(command.config.to_dict())
-            config.seed, config.train.seeds = seed, 1
-            folder = f"{workdir}/seed-{seed}"
-            run = start.prepare(dataclasses.replace(command, config=config), folder)
-            if stop.pending:
-                raise SystemExit(stop.exit_code)
+    for seed in seeds:
+        config = config_dict.ConfigDict(command.config.to_dict())
+        config.seed, config.train.seeds = seed, 1
+        folder = f"{workdir}/seed-{seed}"
+        run = start.prepare(dataclasses.replace(command, config=config), folder)
+        with StopSignals() as stop:  # hears what comes when the run itself asks no more
             try:
                 figures.append(
                     loop.train(
@@ -49,8 +47,8 @@ def train(command: CommandLine, workdir: str) -> None:
                 )
             except Diverged as error:
                 diverged[seed] = error
-            if stop.pending and seed != seeds[-1]:
-                raise SystemExit(stop.exit_code)
+        if stop.pending and seed != seeds[-1]:
+            raise SystemExit(stop.exit_code)
     if not figures:
         raise UserError(f"all {len(seeds)} seeds diverged; seed {first}: {diverged[first]}")
     table = summary(figures)

@@ -152,16 +152,17 @@ def _evaluation(command: configs.CommandLine, workdir: str) -> Run:
                 "bertjax.prepare), or without this key the run's own"
             )
         configs.update(config, {key: value})
-    _fit_here(config, command.explicit)
+    _fit_devices(config, command.explicit)
+    _do_without_training_file(config, command.explicit)
     config = configs.resolve(config)
     mesh = _mesh(config, train=False)
     task = make_task(config, workdir, Tokenizer.load(workdir), saved[1].get("labels"))
     return Run(config, task, mesh, None)
 
 
-def _fit_here(config: config_dict.ConfigDict, explicit: frozenset[str]) -> None:
-    """Fit a saved config to a machine with other devices, or without the training file, neither of
-    which an evaluation needs; says so. What the command line asks for stays."""
+def _fit_devices(config: config_dict.ConfigDict, explicit: frozenset[str]) -> None:
+    """Take this machine's devices where the saved mesh was for others, and say so; a mesh that the
+    command line asks for stays."""
     sizes = {key: config.mesh[key] for key in ("data", "fsdp", "tensor")}
     given, count = math.prod(size for size in sizes.values() if size > 0), jax.device_count()
     fits = count % given == 0 if -1 in sizes.values() else count == given
@@ -169,6 +170,10 @@ def _fit_here(config: config_dict.ConfigDict, explicit: frozenset[str]) -> None:
         listed = ", ".join(f"mesh.{key}={size}" for key, size in sizes.items())
         configs.stderr(f"{listed} was for other devices: these {count} are taken as mesh.data")
         config.mesh.update({"data": -1, "fsdp": 1, "tensor": 1})
+
+
+def _do_without_training_file(config: config_dict.ConfigDict, explicit: frozenset[str]) -> None:
+    """Leave a training file out that is not there, unless the command line asks for it."""
     train, others = config.data.train, config.data.validation or config.data.test
     if config.task != "pretrain" and train and others and "data.train" not in explicit:
         remote = "://" in train or is_dataset(train)

@@ -72,7 +72,8 @@ def test_an_evaluation_fits_the_devices_and_files_of_this_machine(tmp_path, caps
         config = configs.default_config()
         config.task, config.data.validation, config.data.train = "classify", "dev.tsv", train
         config.mesh.update(dict(zip(("data", "fsdp", "tensor"), mesh, strict=True)))
-        start._fit_here(config, frozenset(explicit))
+        start._fit_devices(config, frozenset(explicit))
+        start._do_without_training_file(config, frozenset(explicit))
         return tuple(config.mesh[key] for key in ("data", "fsdp", "tensor")), config.data.train
 
     assert jax.device_count() == 8

@@ -91,13 +91,18 @@ def data_digests(config: Values) -> dict[str, str]:
     paths["data.source"] /= FINGERPRINT
     found = {key: (path, path.stat()) for key, path in paths.items() if path.is_file()}
     digests = {k: _file_digest(path, x.st_size, x.st_mtime_ns) for k, (path, x) in found.items()}
-    start = pathlib.Path(str(config.get("init_from") or "missing/"))
-    if start.is_dir():
-        weights = (p for p in start.iterdir() if p.suffix in _WEIGHTS or ".data-" in p.name)
-        listed = [(p.name, p.stat().st_size) for p in weights]
-        listed += [(p.name, 0) for p in (start / "checkpoints").glob("[0-9]*")]
-        digests["init_from"] = hashlib.sha256(repr(sorted(listed)).encode()).hexdigest()[:16]
+    start = config.get("init_from")
+    if start and pathlib.Path(start).is_dir():
+        digests["init_from"] = _start_digest(pathlib.Path(start))
     return digests
+
+
+def _start_digest(folder: pathlib.Path) -> str:
+    """Of the names and sizes of a checkpoint's files, and the steps of a workdir."""
+    files = (p for p in folder.iterdir() if p.suffix in _WEIGHTS or ".data-" in p.name)
+    listed = [(p.name, p.stat().st_size) for p in files]
+    listed += [(p.name, 0) for p in (folder / "checkpoints").glob("*") if p.name.isdigit()]
+    return hashlib.sha256(repr(sorted(listed)).encode()).hexdigest()[:16]
 
 
 @functools.cache  # many cells share a file

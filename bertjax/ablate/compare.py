@@ -148,11 +148,9 @@ def _by_seed(
         raise UserError(f"--compare: these runs have no figures of the split {split}")
     skip = {"examples", "words", "predicted_classes", "unigram_loss", "perplexity"}
     results = []
-    for name in figures:
+    for name in (figure for figure in figures if figure not in skip):
         sides = [[x[name] for x in side] for side in both]
         finite = np.isfinite(np.array(sides, np.float64)).all(axis=0)
-        if name in skip:
-            continue
         if not finite.all():
             seeds = ", ".join(str(s) for s, ok in zip(common, finite, strict=True) if not ok)
             notes.append(f"{name} is left out: it is not finite of seed {seeds}")

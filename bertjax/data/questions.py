@@ -70,18 +70,18 @@ def read_questions(source: str) -> tuple[list[Question], list[str]]:
             f"{source}: {ids.most_common(1)[0][1]} questions have the id "
             f"'{ids.most_common(1)[0][0]}', by which answers are told apart: give each its own"
         )
-    none = sum(q.labelled and (q.impossible or not q.answers) for q in questions)
+    doubtful = [q.id for q in questions if q.impossible and q.answers]
+    questions = [dataclasses.replace(q, answers=()) if q.impossible else q for q in questions]
+    none = sum(q.labelled and not q.answers for q in questions)
     contexts = len({q.context for q in questions})
     note = f"{source}: {len(questions):,} questions to {contexts:,} contexts"
     notes = [note + (f", {none:,} of them without an answer" if none else "")]
-    doubtful = [q.id for q in questions if q.impossible and q.answers]
     if doubtful:
         notes.append(
             f"warning: {source}: {len(doubtful):,} questions are marked is_impossible and have "
             f"answers, which are left out (the first has the id {doubtful[0]})"
         )
-    left = (dataclasses.replace(q, answers=()) if q.impossible else q for q in questions)
-    return list(left), notes
+    return questions, notes
 
 
 def _squad(content: dict[str, Any]) -> Iterator[Question]:

@@ -54,18 +54,8 @@ def read_conll(
     rows, width, left_out = _without_comments(lines, split_tabs, label_column)
     word = _column(word_column, width, source) if width else 0
     label = _column(label_column, width, source) if width > 1 else None
-    if epath.Path(source).suffix.lower() == ".csv" and not split_tabs:
-        raise UserError(
-            f"{source}: labelled words are no .csv: write a word and its label a line, a tab "
-            "between them and a blank line after each sentence, or .jsonl with lists of words and "
-            "labels"
-        )
     filled = _of_words(fields for _, fields in rows)
-    if word == 0 and _is_conllu(filled, width):
-        raise UserError(
-            f"{source} is CoNLL-U, whose column 0 numbers the words: set config.data.text_column=1 "
-            "and config.data.label_column=3 (part of speech)"
-        )
+    _check_form(source, split_tabs, word == 0 and _is_conllu(filled, width))
     if label is not None and filled and _is_header(filled[0], word, label):
         rows = [row for row in rows if row[1] is not filled[0]]
         left_out["header line"] = 1
@@ -110,6 +100,21 @@ def read_conll(
     found = f"{len(sentences):,} sentences, {count:,} words, {width} columns by {by}"
     told = [found, *(f"{n} {what} left out" for what, n in left_out.items() if n)]
     return sentences, [f"{source}: {note}" for note in told]
+
+
+def _check_form(source: str, split_tabs: bool, numbers: bool) -> None:
+    """UserError for a .csv, and where `numbers` of words would be taken for words."""
+    if epath.Path(source).suffix.lower() == ".csv" and not split_tabs:
+        raise UserError(
+            f"{source}: labelled words are no .csv: write a word and its label a line, a tab "
+            "between them and a blank line after each sentence, or .jsonl with lists of words and "
+            "labels"
+        )
+    if numbers:
+        raise UserError(
+            f"{source} is CoNLL-U, whose column 0 numbers the words: set config.data.text_column=1 "
+            "and config.data.label_column=3 (part of speech)"
+        )
 
 
 def _of_words(lines: Iterable[list[str]]) -> list[list[str]]:

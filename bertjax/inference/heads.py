@@ -67,7 +67,7 @@ def classify(
         UserError: no classifier, an empty text, not as many second texts as texts.
     """
     bert.require_head("classifier")
-    texts, pairs = (check_texts(texts), None) if pairs is None else check_pairs(texts, pairs)
+    texts, pairs = check_pairs(texts, pairs)
     settings = bert.published.settings
     if settings.get("task") == "classify" and bool(settings["data"].get("pair_column")) == (
         pairs is None

@@ -15,7 +15,7 @@ import numpy as np
 from bertjax.api import Bert
 from bertjax.errors import UserError
 from bertjax.inference.batching import Row, batch_of
-from bertjax.inference.language import check_pairs, check_texts, encode, inputs_of
+from bertjax.inference.language import check_pairs, encode, inputs_of
 from bertjax.model.bert import BertModel
 from bertjax.model.config import BertConfig
 
@@ -83,7 +83,7 @@ def pair_rows(
         UserError: an empty text, or not as many second texts as texts.
     """
     tokenizer = bert.require_tokenizer()
-    texts, pairs = (check_texts(texts), None) if pairs is None else check_pairs(texts, pairs)
+    texts, pairs = check_pairs(texts, pairs)
     first = encode(bert, texts, warn)
     second: Sequence[list[int] | None] = [None] * len(texts)
     if pairs is not None:

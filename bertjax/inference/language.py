@@ -45,10 +45,17 @@ def check_texts(texts: Iterable[str], what: str = "text") -> list[str]:
 
 
 def check_pairs(
-    texts: Iterable[str], others: Iterable[str], what: str = "text", other: str = "second text"
-) -> tuple[list[str], list[str]]:
-    """Both as lists; raises UserError where `check_texts` does or there are not as many of both."""
-    texts, others = check_texts(texts, what), check_texts(others, other)
+    texts: Iterable[str],
+    others: Iterable[str] | None,
+    what: str = "text",
+    other: str = "second text",
+) -> tuple[list[str], Any]:
+    """Both as lists, the second one None where it is; raises UserError where `check_texts` does or
+    there are not as many of both."""
+    texts = check_texts(texts, what)
+    if others is None:
+        return texts, None
+    others = check_texts(others, other)
     if len(texts) != len(others):
         raise UserError(
             f"there are {len(texts)} {what}s but {len(others)} {other}s; give as many of both."

@@ -142,8 +142,8 @@ def encode(
         targets += columns
         result.offsets.append(context.offsets)
     cut = sum(len(ids) > data.max_question_tokens for ids in asked)
-    left = (missing if train else 0, wide)
-    _say(examples.source, len(asked), len(result.windows), cut, moved, *left)
+    counts = {"cut": cut, "moved": moved, "missing": missing if train else 0, "wide": wide}
+    _say(examples.source, len(asked), len(result.windows), **counts)
     if not targets:
         raise UserError(f"{examples.source}: no question has its answer in its context")
     rows = [window.ids for window in result.windows]
@@ -159,7 +159,7 @@ def encode(
 
 
 def _say(
-    source: str, questions: int, windows: int, cut: int, moved: int, missing: int, wide: int
+    source: str, questions: int, windows: int, *, cut: int, moved: int, missing: int, wide: int
 ) -> None:
     notes = [f"{source}: {questions:,} questions in {windows:,} windows"]
     if cut:

@@ -40,10 +40,9 @@ def prepare_data(config: config_dict.ConfigDict, workdir: str, tokenizer: Tokeni
 
     # What is prepared is not asked of its source, which may be gone.
     has = _request(workdir)
-    source = data.source if has == wanted() else _source(config)
-    if is_prepared(source):
+    if has != wanted() and is_prepared(_source(config)):
         return
-    vocab = data.vocab
+    source, vocab = data.source, data.vocab  # of a smoke run the embedded text by now
     if has == wanted():
         stderr(
             f"{folder} was prepared from {source}, which is not read again: a run has one corpus "

@@ -45,64 +45,58 @@ def test_seeds_without_anything_to_evaluate(tmp_path, capsys):
     assert content == {"seeds": [0, 1], "figures": [{}, {}], "summary": {}}
 
 
-def test_a_seed_that_diverges_does_not_keep_the_others_from_training(tmp_path, capsys, monkeypatch):
+def seeds_of(tmp_path, monkeypatch, spoilt: int, factor: float, *flags: str) -> None:
+    """Train seeds; every loss of one of them is multiplied."""
     (tmp_path / "a.tsv").write_text("text\tlabel\n" + "good\tpos\nbad\tneg\n" * 8)
-    arguments = [
-        f"--config={CONFIG}:smoke", f"--workdir={tmp_path}/run", "--config.train.seeds=3",
-        f"--config.data.train={tmp_path}/a.tsv", f"--config.data.validation={tmp_path}/a.tsv",
-        "--config.data.vocab=train:100", "--config.train.steps=2", "--config.model.num_layers=1",
-        "--config.data.seq_length=16",
-    ]  # fmt: skip
     train = loop.train
 
-    def one_diverges(config, task, workdir, **options):
-        if config.seed == 1:  # the evaluation of its weights is not finite
+    def spoil_one(config, task, workdir, **options):
+        if config.seed == spoilt:
             losses = task.losses
             task.losses = lambda *args, **kw: {
-                name: (total * np.nan, weight)
+                name: (total * factor, weight)
                 for name, (total, weight) in losses(*args, **kw).items()
             }
         return train(config, task, workdir, **options)
 
-    monkeypatch.setattr(loop, "train", one_diverges)
-    with pytest.raises(
+    monkeypatch.setattr(loop, "train", spoil_one)
+    main.main([
+        f"--config={CONFIG}:smoke", f"--workdir={tmp_path}/run",
+        f"--config.data.train={tmp_path}/a.tsv", "--config.data.vocab=train:100",
+        "--config.model.num_layers=1", "--config.data.seq_length=16", *flags,
+    ])  # fmt: skip
+
+
+def test_a_seed_that_diverges_does_not_keep_the_others_from_training(tmp_path, capsys, monkeypatch):
+    flags = ("--config.train.seeds=3", f"--config.data.validation={tmp_path}/a.tsv",
+             "--config.train.steps=2")  # fmt: skip
+    with pytest.raises(  # the evaluation of its weights is not finite
         UserError, match=r"1 of 3 seeds diverged \(1\).*the loss of validation is nan"
     ):
-        main.main(arguments)
+        seeds_of(tmp_path, monkeypatch, 1, np.nan, *flags)
     assert "of 2 seeds" in capsys.readouterr().out
     content = json.loads((tmp_path / "run/seeds.json").read_text())
     assert content["seeds"] == [0, 2] and len(content["figures"]) == 2
 
 
 def test_a_seed_that_stops_at_a_step_that_is_not_finite_does_not_keep_others(tmp_path, monkeypatch):
-    (tmp_path / "a.tsv").write_text("text\tlabel\n" + "good\tpos\nbad\tneg\n" * 8)
-    arguments = [
-        f"--config={CONFIG}:smoke", f"--workdir={tmp_path}/run", "--config.train.seeds=2",
-        f"--config.data.train={tmp_path}/a.tsv", "--config.train.on_nonfinite=stop",
-        "--config.data.vocab=train:100", "--config.train.steps=3", "--config.model.num_layers=1",
-        "--config.data.seq_length=16",
-    ]  # fmt: skip
-    train = loop.train
-
-    def one_stops(config, task, workdir, **options):
-        if config.seed == 0:
-            losses = task.losses
-            task.losses = lambda *args, **kw: {
-                name: (total * np.inf, weight)
-                for name, (total, weight) in losses(*args, **kw).items()
-            }
-        return train(config, task, workdir, **options)
-
-    monkeypatch.setattr(loop, "train", one_stops)
+    flags = ("--config.train.seeds=2", "--config.train.on_nonfinite=stop", "--config.train.steps=3")
     with pytest.raises(UserError, match=r"1 of 2 seeds diverged \(0\).*step 1 is not finite"):
-        main.main(arguments)
+        seeds_of(tmp_path, monkeypatch, 0, np.inf, *flags)
     assert json.loads((tmp_path / "run/seeds.json").read_text())["seeds"] == [1]
+
+
+def test_one_run_and_several_seeds_share_no_workdir(tmp_path):
+    for folder in ("seeds/seed-1", "one"):
+        (tmp_path / folder).mkdir(parents=True)
+        (tmp_path / folder / "config.json").write_text("{}")
     with pytest.raises(UserError, match="holds runs of several seeds"):
-        seeds.check(f"{tmp_path}/run", 1)
-    seeds.check(f"{tmp_path}/run", 5)
-    seeds.check(f"{tmp_path}/run/seed-1", 1)
+        seeds.check(f"{tmp_path}/seeds", 1)
     with pytest.raises(UserError, match="holds one run, but"):
-        seeds.check(f"{tmp_path}/run/seed-1", 3)
+        seeds.check(f"{tmp_path}/one", 3)
+    seeds.check(f"{tmp_path}/seeds", 5)
+    seeds.check(f"{tmp_path}/one", 1)
+    seeds.check(f"{tmp_path}/new", 5)
 
 
 def test_a_signal_at_the_end_of_one_run_is_not_lost_to_the_next():
